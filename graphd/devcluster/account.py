@@ -1,0 +1,103 @@
+"""Whom the servers run as. Postgres refuses root, so root hands them to `postgres`, else to `nobody`; where that
+user cannot reach the binaries or the data, the server runs in a user namespace where root is an ordinary user.
+
+No folder is ever opened up for this: a parent that only root may enter stays so.
+"""
+
+import os
+import pwd
+import stat
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+
+
+class NoAccountError(RuntimeError):
+    """Root cannot run Postgres here; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How to start a server process: as which user, behind which prefix, and who owns its files (None: leave them)."""
+
+    user: int | None = None
+    group: int | None = None
+    prefix: tuple[str, ...] = ()
+    owner: tuple[int, int] | None = None
+
+    def own(self, folder: Path) -> None:
+        """Makes the folder and all in it belong to the account, unless they do already."""
+        if self.owner is None or folder.stat().st_uid == self.owner[0]:
+            return
+        for parent, folders, files in os.walk(folder):
+            for name in (*folders, *files):
+                os.chown(os.path.join(parent, name), *self.owner, follow_symlinks=False)
+        # Last, so that a chown cut short is done again by the next start.
+        os.chown(folder, *self.owner)
+
+    def popen(
+        self, command: list[str], *, output: int, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Starts the command in a session of its own, holding none of the caller's stdin, stdout and stderr."""
+        return subprocess.Popen(
+            [*self.prefix, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+            user=self.user,
+            group=self.group,
+            extra_groups=None if self.user is None else [],
+        )
+
+
+def choose_account(bindir: Path, folders: Iterable[Path]) -> Account:
+    """The account that can run the binaries and reach the folders. Raises NoAccountError, only ever for root."""
+    if os.geteuid() != 0:
+        return Account()
+    folders = list(folders)
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        account = Account(entry.pw_uid, entry.pw_gid, owner=(entry.pw_uid, entry.pw_gid))
+        if all(_reachable(folder, entry.pw_uid, entry.pw_gid) for folder in folders) and _runs(account, bindir):
+            return account
+    account = Account(prefix=_NAMESPACE, owner=(0, 0))
+    if _runs(account, bindir):
+        return account
+    raise NoAccountError(
+        "Postgres does not run as root, neither `postgres` nor `nobody` can reach both its binaries and the data, "
+        "and this system does not allow user namespaces: use a data folder and a Python environment that every user "
+        "may enter, or run graphd as an ordinary user"
+    )
+
+
+def _reachable(folder: Path, user: int, group: int) -> bool:
+    """Whether the user may enter the folder: every part of the path has the execute bit that counts for him."""
+    folder = folder.resolve()
+    for part in (folder, *folder.parents):
+        entry = part.stat()
+        if entry.st_uid == user:
+            bit = stat.S_IXUSR
+        elif entry.st_gid == group:
+            bit = stat.S_IXGRP
+        else:
+            bit = stat.S_IXOTH
+        if not entry.st_mode & bit:
+            return False
+    return True
+
+
+def _runs(account: Account, bindir: Path) -> bool:
+    try:
+        process = account.popen([str(bindir / "postgres"), "--version"], output=subprocess.DEVNULL)
+    except OSError:
+        return False
+    return process.wait(timeout=10) == 0
