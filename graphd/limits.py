@@ -1,0 +1,78 @@
+"""Every bound, with its reason. Units stand in the names; positions are microseconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_ID: Final = 2**63 - 1
+"""Ids are Postgres bigint, not negative."""
+
+MAX_SLOTS: Final = 16_384
+"""A slot is a smallint column, and a lock of every slot must fit into one transaction's share of the lock table."""
+
+MAX_BATCH: Final = 1_000
+"""Items in BatchWrite, BatchGetEdges, BatchGetDegrees: 1,000 edges are 50 kB, far under the 4 MiB of a gRPC message."""
+
+DEFAULT_PAGE_SIZE: Final = 100
+MAX_PAGE_SIZE: Final = 1_000
+"""1,000 edges are about 50 kB. A larger page_size is answered with a page of this size."""
+
+MAX_PAGE_TOKEN_CHARS: Final = 256
+"""Longer than any token we make; anything beyond is refused unread."""
+
+MIN_OPERANDS: Final = 2
+MAX_OPERANDS: Final = 16
+"""Operands of a set operation: each costs a round trip per window."""
+
+MAX_OPERAND_IDS: Final = 100_000
+"""Ids of one explicit operand: 1 MB on the wire, 0.8 MB in memory."""
+
+MAX_REQUEST_ID_CHARS: Final = 64
+"""Room for a UUID with a prefix; it is part of a primary key."""
+
+MAX_KIND_CHARS: Final = 32
+"""The name stands in every edge of every page."""
+
+MAX_KINDS: Final = 1_000
+
+MAX_AHEAD_US: Final = 5_000_000
+"""How far a position may be ahead of now: nothing could ever be written over one further ahead."""
+
+PURGE_HORIZON_US: Final = 30 * 24 * 3600 * 1_000_000
+"""Tombstones are kept this long, so an older given write could bring back what was removed."""
+
+RECEIPT_KEEP_S: Final = 24 * 3600
+"""How long a request_id is remembered."""
+
+DEFAULT_DEADLINE_S: Final = 10.0
+"""For callers who name none."""
+
+MAX_DEADLINE_S: Final = 60.0
+"""A unary call that takes longer has failed its caller anyway."""
+
+DEADLINE_MARGIN_S: Final = 0.005
+"""Taken off the caller's deadline, so that our answer still reaches him."""
+
+SET_BUDGET_S: Final = 0.5
+"""Time one page of a set operation may take before it is returned short and `partial`."""
+
+SET_WINDOW_IDS: Final = 4_096
+"""Ids of the driving list looked at in one round trip of a set operation."""
+
+SET_WINDOW_MAX_IDS: Final = 65_536
+"""To which windows grow while they find little: 0.5 MB each."""
+
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""gRPC's own default, for requests and answers."""
+
+OUTBOX_FIRST_DUE_S: Final = 2.0
+"""Time the router has to deliver an owed version itself before the relay tries."""
+
+RELAY_BACKOFF_MAX_S: Final = 2.0
+"""Longest pause between two tries, so that a shard that comes back is served within seconds."""
+
+RELAY_BATCH: Final = 1_000
+"""Outbox rows leased at a time."""
+
+RELAY_LEASE_S: Final = 10.0
+"""A relay that died leaves its rows to others after this time."""

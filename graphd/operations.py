@@ -1,0 +1,169 @@
+"""What may follow what: the transition table, stated once, as data.
+
+An operation without a position is *live*: it is decided by the state stored at the forward half, atomically at its row, by the
+table below. An operation with a position is *given*: a plain register write of (position, its state, position), joined by merge
+and never refused. The router hands `transition_matrix()` to the write statement as a parameter; `decide` is the same rule in Python,
+the model that tests hold the statement to and repair reasons with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from graphd.edge import State, Version
+from graphd.merge import merge
+
+
+class Operation(IntEnum):
+    """The numbers are the wire values; from ARCHIVE_BY_SOURCE on they are internal and never on the wire."""
+
+    FOLLOW = 1
+    UNFOLLOW = 2
+    REQUEST = 3
+    ACCEPT = 4
+    REJECT = 5
+    BLOCK = 6
+    UNBLOCK = 7
+    ARCHIVE_BY_SOURCE = 8
+    ARCHIVE_BY_DESTINATION = 9
+    RESTORE_BY_SOURCE = 10
+    RESTORE_BY_DESTINATION = 11
+
+
+class Outcome(IntEnum):
+    """What a write did; the numbers are the wire values."""
+
+    APPLIED = 1
+    UNCHANGED = 2
+    STALE = 3
+    REFUSED = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table.
+
+    `after` maps the stored state (None: absent) to the state after; what is missing is refused, with the reason in `refusals` for
+    that state or else `refusal`. `given` is the state of a given write; None for internal operations, which are never given.
+    """
+
+    after: dict[State | None, State]
+    given: State | None
+    refusal: str = ""
+    refusals: dict[State, str] | None = None
+    keeps_since: bool = False
+    acts_as_destination: bool = False
+
+
+_A, _P, _R, _B = State.ACTIVE, State.PENDING, State.REMOVED, State.BLOCKED
+_BY_S, _BY_D, _BY_2 = State.ARCHIVED_BY_SOURCE, State.ARCHIVED_BY_DESTINATION, State.ARCHIVED_BY_BOTH
+_ARCHIVED: Final = {_BY_S: "ACCOUNT_ARCHIVED", _BY_D: "ACCOUNT_ARCHIVED", _BY_2: "ACCOUNT_ARCHIVED"}
+
+TABLE: Final[dict[Operation, Rule]] = {
+    Operation.FOLLOW: Rule(after={None: _A, _A: _A, _P: _A, _R: _A}, given=_A, refusals=_ARCHIVED | {_B: "BLOCKED"}),
+    Operation.UNFOLLOW: Rule(
+        after={None: _R, _A: _R, _P: _R, _BY_S: _R, _BY_D: _R, _BY_2: _R, _R: _R}, given=_R, refusals={_B: "BLOCKED"}
+    ),
+    Operation.REQUEST: Rule(after={None: _P, _A: _A, _P: _P, _R: _P}, given=_P, refusals=_ARCHIVED | {_B: "BLOCKED"}),
+    Operation.ACCEPT: Rule(after={_A: _A, _P: _A}, given=_A, refusal="NOT_PENDING", acts_as_destination=True),
+    Operation.REJECT: Rule(after={_P: _R}, given=_R, refusal="NOT_PENDING", acts_as_destination=True),
+    Operation.BLOCK: Rule(
+        after={None: _B, _A: _B, _P: _B, _BY_S: _B, _BY_D: _B, _BY_2: _B, _R: _B, _B: _B},
+        given=_B,
+        acts_as_destination=True,
+    ),
+    Operation.UNBLOCK: Rule(after={_B: _R}, given=_R, refusal="NOT_BLOCKED", acts_as_destination=True),
+    Operation.ARCHIVE_BY_SOURCE: Rule(
+        after={_A: _BY_S, _BY_S: _BY_S, _BY_D: _BY_2, _BY_2: _BY_2}, given=None, refusal="NOT_ACTIVE", keeps_since=True
+    ),
+    Operation.ARCHIVE_BY_DESTINATION: Rule(
+        after={_A: _BY_D, _BY_D: _BY_D, _BY_S: _BY_2, _BY_2: _BY_2}, given=None, refusal="NOT_ACTIVE", keeps_since=True
+    ),
+    Operation.RESTORE_BY_SOURCE: Rule(
+        after={_BY_S: _A, _BY_2: _BY_D, _BY_D: _BY_D}, given=None, refusal="NOT_ARCHIVED", keeps_since=True
+    ),
+    Operation.RESTORE_BY_DESTINATION: Rule(
+        after={_BY_D: _A, _BY_2: _BY_S, _BY_S: _BY_S}, given=None, refusal="NOT_ARCHIVED", keeps_since=True
+    ),
+}
+
+GIVEN: Final = 64
+"""Added to an operation's number where it is handed to SQL as a given write."""
+
+FIRST_KEEPING_SINCE: Final = int(Operation.ARCHIVE_BY_SOURCE)
+"""Operations from this number on keep since; the write statement tells them by it."""
+
+
+def transition_matrix() -> list[list[int]]:
+    """The table for SQL: `matrix[operation][1 + state]`, both counted from 1, with state 0 for absent; 0 is REFUSED."""
+    columns: list[State | None] = [None, *State]
+    return [[int(TABLE[operation].after.get(state, 0)) for state in columns] for operation in Operation]
+
+
+def given_states() -> list[int]:
+    """The state of a given write for each operation from 1 on; 0 for internal operations."""
+    return [int(TABLE[operation].given or 0) for operation in Operation]
+
+
+def refusal_reason(operation: Operation, stored: State | None) -> str | None:
+    """Why a live operation on this stored state is refused; None if it is not."""
+    rule = TABLE[operation]
+    if stored in rule.after:
+        return None
+    if stored is not None and rule.refusals is not None and stored in rule.refusals:
+        return rule.refusals[stored]
+    return rule.refusal
+
+
+def acting_account(operation: Operation, source_id: int, destination_id: int) -> int:
+    """The account that acts, to which a request_id is scoped."""
+    return destination_id if TABLE[operation].acts_as_destination else source_id
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a write does to one edge: the version stored afterwards (None: still absent), and what is told to the caller."""
+
+    version: Version | None
+    outcome: Outcome
+    reason: str = ""
+
+
+def decide(operation: Operation, stored: Version | None, stamp: int) -> Decision:
+    """A live operation: position `max(stamp, stored + 1)`; since stays where the state stays and across archive and restore."""
+    state = State(stored.state) if stored is not None else None
+    reason = refusal_reason(operation, state)
+    if reason is not None:
+        return Decision(stored, Outcome.REFUSED, reason)
+    rule = TABLE[operation]
+    after = rule.after[state]
+    if stored is None:
+        outcome = Outcome.UNCHANGED if after is State.REMOVED else Outcome.APPLIED
+        return Decision(Version(stamp, after, stamp), outcome)
+    position = max(stamp, stored.position + 1)
+    since = stored.since if after is state or rule.keeps_since else position
+    return Decision(Version(position, after, since), outcome_of(stored, Version(position, after, since)))
+
+
+def decide_given(operation: Operation, stored: Version | None, position: int) -> Decision:
+    """A given operation: merge with (position, its state, position); never refused."""
+    state = TABLE[operation].given
+    assert state is not None, "internal operations are never given"
+    version = Version(position, state, position)
+    if stored is not None and (position, state) == (stored.position, stored.state):
+        return Decision(stored, Outcome.UNCHANGED)
+    merged = merge(stored, version)
+    if merged != version:
+        return Decision(stored, Outcome.STALE)
+    return Decision(version, outcome_of(stored, version))
+
+
+def outcome_of(before: Version | None, after: Version) -> Outcome:
+    """APPLIED if the state or the since changed; a tombstone where nothing was changes nothing."""
+    if before is None:
+        return Outcome.UNCHANGED if after.state == State.REMOVED else Outcome.APPLIED
+    changed = (before.state, before.since) != (after.state, after.since)
+    return Outcome.APPLIED if changed else Outcome.UNCHANGED

@@ -1,0 +1,1 @@
+"""Storage: the only SQL and the only psycopg of the library."""

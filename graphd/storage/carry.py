@@ -1,0 +1,257 @@
+"""How a lane's batch becomes statements, and their rows become answers.
+
+Each function here sends one batch in one pipeline, without BEGIN and COMMIT: what stands between two syncs is one implicit
+transaction. It raises psycopg.Error having settled nothing, or settles every item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import TupleRow
+
+from graphd.edge import Version
+from graphd.limits import MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
+from graphd.operations import FIRST_KEEPING_SINCE, GIVEN, Outcome, given_states, transition_matrix
+from graphd.storage.arrays import Int2s, Int4s, Int8s
+from graphd.storage.items import (
+    EMPTY,
+    Answer,
+    DegreesRead,
+    EdgesRead,
+    Nudge,
+    PageRead,
+    PageRows,
+    Remembered,
+    ReverseItem,
+    WriteItem,
+)
+from graphd.storage.queries import statement
+
+Connection = AsyncConnection[TupleRow]
+WriteLaneItem = WriteItem | ReverseItem | Nudge
+ReadItem = EdgesRead | DegreesRead | PageRead
+
+_RULES: Final[dict[str, Any]] = {
+    "given": GIVEN,
+    "given_states": Int2s(given_states()),
+    "transitions": transition_matrix(),
+    "keeps_since": FIRST_KEEPING_SINCE,
+    "ahead": MAX_AHEAD_US,
+    "first_due_s": OUTBOX_FIRST_DUE_S,
+}
+_NO_INT2, _NO_INT4, _NO_INT8 = Int2s(()), Int4s(()), Int8s(())
+_NO_RECEIPTS: Final[dict[str, Any]] = {
+    "r_item": _NO_INT4, "r_actor": _NO_INT8, "r_id": [], "r_slot": _NO_INT2, "r_fingerprint": _NO_INT8
+}  # fmt: skip
+_NO_VERSIONS: Final[dict[str, Any]] = {
+    "v_item": _NO_INT4, "v_owner_id": _NO_INT8, "v_kind": _NO_INT2, "v_slot": _NO_INT2, "v_neighbor_id": _NO_INT8,
+    "v_position": _NO_INT8, "v_state": _NO_INT2, "v_since": _NO_INT8,
+}  # fmt: skip
+
+
+def _operation_columns(writes: Sequence[WriteItem]) -> dict[str, Any]:
+    return {
+        "item": Int4s(range(len(writes))),
+        "source_id": Int8s([w.source_id for w in writes]),
+        "kind": Int2s([w.kind for w in writes]),
+        "slot": Int2s([w.slot for w in writes]),
+        "destination_id": Int8s([w.destination_id for w in writes]),
+        "peer_slot": Int2s([w.peer_slot for w in writes]),
+        "operation": Int2s([w.operation + GIVEN if w.given else w.operation for w in writes]),
+        "stamp": Int8s([w.stamp for w in writes]),
+    }
+
+
+def _receipt_columns(writes: Sequence[WriteItem]) -> dict[str, Any]:
+    found = [(at, w.receipt, w.slot) for at, w in enumerate(writes) if w.receipt is not None]
+    if not found:
+        return _NO_RECEIPTS
+    return {
+        "r_item": Int4s([at for at, _, _ in found]),
+        "r_actor": Int8s([receipt.actor_id for _, receipt, _ in found]),
+        "r_id": [receipt.id for _, receipt, _ in found],
+        "r_slot": Int2s([slot for _, _, slot in found]),
+        "r_fingerprint": Int8s([receipt.fingerprint for _, receipt, _ in found]),
+    }
+
+
+def _version_columns(versions: Sequence[ReverseItem]) -> dict[str, Any]:
+    if not versions:
+        return _NO_VERSIONS
+    return {
+        # Below zero, so that one result can name items of both sorts.
+        "v_item": Int4s(range(-1, -1 - len(versions), -1)),
+        "v_owner_id": Int8s([v.owner_id for v in versions]),
+        "v_kind": Int2s([v.kind for v in versions]),
+        "v_slot": Int2s([v.slot for v in versions]),
+        "v_neighbor_id": Int8s([v.neighbor_id for v in versions]),
+        "v_position": Int8s([v.version.position for v in versions]),
+        "v_state": Int2s([v.version.state for v in versions]),
+        "v_since": Int8s([v.version.since for v in versions]),
+    }
+
+
+async def carry_writes(
+    connection: Connection, batch: Sequence[WriteLaneItem], strikes: Sequence[tuple[int, UUID]]
+) -> None:
+    """Operations, reverse versions and strikes (slot, outbox id) of one shard, in one transaction."""
+    writes: list[WriteItem] = []
+    versions: list[ReverseItem] = []
+    for item in batch:
+        if isinstance(item, WriteItem):
+            item.sent = True
+            writes.append(item)
+        elif isinstance(item, ReverseItem):
+            versions.append(item)
+    if not writes and not versions and not strikes:
+        return
+    slots = {w.slot for w in writes} | {w.peer_slot for w in writes} | {v.slot for v in versions}
+    parameters = {
+        **_RULES,
+        **_operation_columns(writes),
+        **_receipt_columns(writes),
+        **_version_columns(versions),
+        "o_slot": Int2s([slot for slot, _ in strikes]) if strikes else _NO_INT2,
+        "o_id": [id_ for _, id_ in strikes],
+    }
+    async with connection.pipeline():
+        await connection.execute(statement("write", "lock_slots"), {"slots": Int2s(sorted(slots))}, binary=True)
+        cursor = await connection.execute(statement("write", "write"), parameters, binary=True)
+    rows = await cursor.fetchall()
+    _settle_writes(rows, writes, versions)
+
+
+def _settle_writes(rows: Sequence[TupleRow], writes: Sequence[WriteItem], versions: Sequence[ReverseItem]) -> None:
+    owned = [False] * len(versions)
+    for row in rows:
+        at = row[0]
+        if at < 0:
+            owned[-1 - at] = True
+        else:
+            writes[at].settle(writes[at], _answer(row))
+    for version, here in zip(versions, owned, strict=True):
+        version.settle(here)
+
+
+def _answer(row: TupleRow) -> Answer:
+    (
+        _, owned, position, state, since, old_position, old_state, old_since, outbox_id,
+        fingerprint, outcome, r_position, r_state, r_since,
+    ) = row  # fmt: skip
+    if not owned:
+        return Answer(False)
+    if fingerprint is not None:
+        version = Version(r_position, r_state, r_since) if r_position is not None else None
+        return Answer(True, remembered=Remembered(fingerprint, Outcome(outcome), version))
+    if position is None:
+        return Answer(True)
+    before = Version(old_position, old_state, old_since) if old_position else None
+    return Answer(True, Version(position, state, since), before, outbox_id)
+
+
+# -- reads -------------------------------------------------------------------------------------------------------------
+
+
+def _joined(columns: Sequence[Any]) -> list[int]:
+    """Columns of several items, one after the other."""
+    return [value for column in columns for value in column]
+
+
+async def _edges(connection: Connection, reads: Sequence[EdgesRead]) -> AsyncCursor[TupleRow]:
+    keys = [read.wanted for read in reads]
+    parameters = {
+        "item": Int4s(range(sum(len(k) for k in keys))),
+        "owner_id": Int8s(_joined([k.source_ids for k in keys])),
+        "kind": Int2s(_joined([k.kinds for k in keys])),
+        "slot": Int2s(_joined([k.slots for k in keys])),
+        "neighbor_id": Int8s(_joined([k.destination_ids for k in keys])),
+    }
+    return await connection.execute(statement("read", "edges", "forward"), parameters, binary=True)
+
+
+async def _settle_edges(cursor: AsyncCursor[TupleRow], reads: Sequence[EdgesRead]) -> None:
+    rows = await cursor.fetchall()
+    found: list[tuple[bool, Version | None]] = [(False, None)] * len(rows)
+    for item, owned, position, state, since in rows:
+        found[item] = (owned, Version(position, state, since) if position is not None else None)
+    at = 0
+    for read in reads:
+        read.settle(found[at : at + len(read.wanted)])
+        at += len(read.wanted)
+
+
+async def _degrees(connection: Connection, reads: Sequence[DegreesRead]) -> AsyncCursor[TupleRow]:
+    owners = [read.owners for read in reads]
+    parameters = {
+        "item": Int4s(range(sum(len(o) for o in owners))),
+        "owner_id": Int8s(_joined([o.owner_ids for o in owners])),
+        "kind": Int2s(_joined([[o.kind] * len(o) for o in owners])),
+        "slot": Int2s(_joined([o.slots for o in owners])),
+    }
+    return await connection.execute(statement("read", "degrees"), parameters, binary=True)
+
+
+async def _settle_degrees(cursor: AsyncCursor[TupleRow], reads: Sequence[DegreesRead]) -> None:
+    found: list[tuple[bool, list[tuple[int, int, int]]]] = [
+        (False, []) for read in reads for _ in range(len(read.owners))
+    ]
+    for item, owned, direction, state, degree in await cursor.fetchall():
+        if owned and not found[item][0]:
+            found[item] = (True, [])
+        if degree is not None:
+            found[item][1].append((direction, state, degree))
+    at = 0
+    for read in reads:
+        read.settle(found[at : at + len(read.owners)])
+        at += len(read.owners)
+
+
+async def _pages(
+    connection: Connection, table: str, ascending: bool, reads: Sequence[PageRead]
+) -> AsyncCursor[TupleRow]:
+    parameters = {
+        "item": Int4s(range(len(reads))),
+        "owner_id": Int8s([read.owner_id for read in reads]),
+        "kind": Int2s([read.kind for read in reads]),
+        "slot": Int2s([read.slot for read in reads]),
+        "state": Int2s([read.state for read in reads]),
+        "since": Int8s([read.since for read in reads]),
+        "neighbor_id": Int8s([read.neighbor_id for read in reads]),
+        "row_count": Int4s([read.row_count for read in reads]),
+    }
+    name = "oldest_first" if ascending else "newest_first"
+    return await connection.execute(statement("read", name, table), parameters, binary=True)
+
+
+async def _settle_pages(cursor: AsyncCursor[TupleRow], reads: Sequence[PageRead]) -> None:
+    for item, owned, neighbors, sinces, positions in await cursor.fetchall():
+        if neighbors is None:
+            reads[item].settle(PageRows(owned, EMPTY, EMPTY, EMPTY))
+        else:
+            reads[item].settle(PageRows(owned, neighbors, sinces, positions))
+
+
+async def carry_reads(connection: Connection, batch: Sequence[ReadItem]) -> None:
+    """Look-ups, degrees and pages of one shard: a statement for each sort there is, in one pipeline."""
+    edges = [read for read in batch if isinstance(read, EdgesRead)]
+    degrees = [read for read in batch if isinstance(read, DegreesRead)]
+    pages: dict[tuple[str, bool], list[PageRead]] = {}
+    for read in batch:
+        if isinstance(read, PageRead):
+            pages.setdefault((read.table, read.ascending), []).append(read)
+    async with connection.pipeline():
+        edges_cursor = await _edges(connection, edges) if edges else None
+        degrees_cursor = await _degrees(connection, degrees) if degrees else None
+        page_cursors = [
+            (await _pages(connection, table, ascending, reads), reads) for (table, ascending), reads in pages.items()
+        ]
+    if edges_cursor is not None:
+        await _settle_edges(edges_cursor, edges)
+    if degrees_cursor is not None:
+        await _settle_degrees(degrees_cursor, degrees)
+    for cursor, reads in page_cursors:
+        await _settle_pages(cursor, reads)

@@ -1,0 +1,182 @@
+"""The catalog: what every process of a cluster agrees on, and how processes hear that it changed.
+
+A process loads it when it starts, listens for the notification that every change sends, and asks for the epoch now and then in case a
+notification was lost. With the catalog down it goes on with what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+import structlog
+from psycopg.rows import TupleRow
+
+from graphd.errors import CatalogUnavailableError, SchemaError
+from graphd.storage.connect import Identity, connect
+from graphd.storage.queries import statement
+from graphd.topology import Kind, Topology
+
+log = structlog.get_logger()
+
+CHANNEL: Final = "graphd_topology"
+RETRY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogView:
+    """One snapshot of the catalog. `token_key` is secret."""
+
+    cluster: str
+    token_key: bytes
+    topology: Topology
+    identities: dict[str, Identity]
+
+
+class Catalog:
+    """The catalog database at a conninfo."""
+
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+
+    async def _connect(self, timeout_s: float = 5.0) -> psycopg.AsyncConnection[TupleRow]:
+        return await connect(self._conninfo, "graphd catalog", {"statement_timeout": "5s"}, timeout_s=timeout_s)
+
+    async def load(self) -> CatalogView:
+        """Read everything. Raises CatalogUnavailableError, SchemaError."""
+        try:
+            connection = await self._connect()
+            try:
+                cursor = await connection.execute(statement("catalog", "cluster"), prepare=False)
+                row = await cursor.fetchone()
+            finally:
+                await connection.close()
+        except psycopg.errors.UndefinedTable as error:
+            raise SchemaError("the catalog is not initialised: run graphd init") from error
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise CatalogUnavailableError() from error
+        if row is None:
+            raise SchemaError("the catalog is not initialised: run graphd init")
+        return _view(row)
+
+    async def assign(self, slot: int, shard: str) -> None:
+        """Give a slot to a shard in the topology; every router hears of it."""
+        connection = await self._connect()
+        try:
+            await connection.execute(statement("catalog", "assign_slot"), {"slot": slot, "shard": shard})
+        finally:
+            await connection.close()
+
+    async def import_position(self, checksum: str, kind: int, position: int) -> int:
+        """The position of the first import of this file in this kind: `position` if this is it."""
+        try:
+            connection = await self._connect()
+            try:
+                cursor = await connection.execute(
+                    statement("catalog", "import_position"),
+                    {"checksum": checksum, "kind": kind, "position": position},
+                )
+                row = await cursor.fetchone()
+            finally:
+                await connection.close()
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise CatalogUnavailableError() from error
+        assert row is not None, "RETURNING answers one row"
+        return int(row[0])
+
+
+def _view(row: TupleRow) -> CatalogView:
+    cluster, slots, token_key, epoch, names, incarnations, owners, numbers, kinds, selfs, limits = row
+    if not names or not owners or len(owners) != slots:
+        raise SchemaError("the catalog is incomplete: run graphd init")
+    topology = Topology(
+        epoch=epoch,
+        shards=tuple(names),
+        owners=tuple(owners),
+        kinds={
+            name: Kind(number, name, allow_self, int(limit))
+            for number, name, allow_self, limit in zip(numbers, kinds, selfs, limits, strict=True)
+        },
+    )
+    identities = {
+        name: Identity(name, cluster, incarnation) for name, incarnation in zip(names, incarnations, strict=True)
+    }
+    return CatalogView(cluster, bytes(token_key), topology, identities)
+
+
+class CatalogWatch:
+    """Keeps a CatalogView fresh. `view` is the newest known; `changed` is called with each newer one."""
+
+    def __init__(self, catalog: Catalog, view: CatalogView, *, poll_s: float) -> None:
+        self.view = view
+        self.up = True
+        self.changed: Callable[[CatalogView], None] = lambda view: None
+        self._catalog, self._poll_s = catalog, poll_s
+        self._task: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[bool] | None = None
+
+    def start(self) -> None:
+        """Listen, in a task of its own."""
+        self._task = asyncio.create_task(self._run(), name="catalog-watch")
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def refresh(self) -> bool:
+        """Read the catalog now, once however many ask; False when it is down."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+        return await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> bool:
+        try:
+            view = await self._catalog.load()
+        except (CatalogUnavailableError, SchemaError) as error:
+            self._told(False, error)
+            return False
+        self._told(True)
+        if view.topology.epoch > self.view.topology.epoch:
+            log.info("topology.changed", epoch=view.topology.epoch)
+            self.view = view
+            self.changed(view)
+        return True
+
+    def _told(self, up: bool, error: Exception | None = None) -> None:
+        if up != self.up:
+            self.up = up
+            if up:
+                log.info("catalog.up")
+            else:
+                log.warning("catalog.down", error=type(error).__name__)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                connection = await self._catalog._connect()
+                try:
+                    await connection.execute(f"LISTEN {CHANNEL}", prepare=False)
+                    await self._refresh()
+                    await self._listen(connection)
+                finally:
+                    await connection.close()
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                self._told(False, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _listen(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        while True:
+            async for _ in connection.notifies(timeout=self._poll_s, stop_after=1):
+                pass
+            # Woken, or the poll is due: either way the epoch says whether anything is new.
+            cursor = await connection.execute(statement("catalog", "epoch"), prepare=False)
+            row = await cursor.fetchone()
+            if row is not None and row[0] > self.view.topology.epoch:
+                await self._refresh()

@@ -1,0 +1,249 @@
+"""What lanes carry: writes, reverse versions and reads, each settled once by the lane that carries it.
+
+Writes are settled through a callback, so that a batch of 500 needs one future and not 500; reads through a future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from graphd.edge import Version
+from graphd.errors import GraphdError
+from graphd.operations import Operation, Outcome
+
+
+class Receipt(NamedTuple):
+    """A request id, scoped to the acting account, and the fingerprint (signed 64-bit) of the input it came with."""
+
+    actor_id: int
+    id: str
+    fingerprint: int
+
+
+class Remembered(NamedTuple):
+    """The answer a receipt holds."""
+
+    fingerprint: int
+    outcome: Outcome
+    version: Version | None
+
+
+class Answer(NamedTuple):
+    """What a shard says of one operation.
+
+    `owned` False: the slot is not here, nothing was done. `remembered`: answered from a receipt, nothing was done. Else `version` is
+    stored now, having replaced `before`; `outbox_id` is set when the reverse half is owed to another shard. `version` None: the
+    operation changed nothing (refused or stale), and must be read again to say why.
+    """
+
+    owned: bool
+    version: Version | None = None
+    before: Version | None = None
+    outbox_id: UUID | None = None
+    remembered: Remembered | None = None
+
+
+@dataclass(slots=True, eq=False)
+class WriteItem:
+    """An operation for the forward half. `stamp`: the stamp of a live write, the position of a given one."""
+
+    source_id: int
+    destination_id: int
+    kind: int
+    slot: int
+    peer_slot: int
+    operation: Operation
+    given: bool
+    stamp: int
+    receipt: Receipt | None
+    settle: Callable[[WriteItem, Answer | GraphdError], None]
+    abandoned: bool = False
+    sent: bool = False
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """Single in a batch: the edge, and the request id, so that its second use finds the receipt of the first."""
+        edge = (self.source_id, self.kind, self.destination_id)
+        return (edge,) if self.receipt is None else (edge, self.receipt[:2])
+
+    @property
+    def weight(self) -> int:
+        """One row."""
+        return 1
+
+    def fail(self, error: GraphdError) -> None:
+        """Settle with an error."""
+        self.settle(self, error)
+
+
+@dataclass(slots=True, eq=False)
+class ReverseItem:
+    """A version for the reverse half, from another shard. `settle` gets whether this shard owned the slot, or an error."""
+
+    owner_id: int
+    kind: int
+    slot: int
+    neighbor_id: int
+    version: Version
+    settle: Callable[[bool | GraphdError], None]
+    abandoned: bool = False
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """Any number in a batch: they are folded by merge."""
+        return ()
+
+    @property
+    def weight(self) -> int:
+        """One row."""
+        return 1
+
+    def fail(self, error: GraphdError) -> None:
+        """Settle with an error."""
+        self.settle(error)
+
+
+@dataclass(slots=True, eq=False)
+class Nudge:
+    """Carries nothing: makes an idle lane strike what has been delivered."""
+
+    keys: tuple[Hashable, ...] = ()
+    weight: int = 0
+    abandoned: bool = False
+
+    def fail(self, error: GraphdError) -> None:
+        """Nobody waits for it."""
+
+
+R = TypeVar("R")
+
+
+class Read(Generic[R]):
+    """A read that waits for its answer in `future`."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """Any number in a batch."""
+        return ()
+
+    @property
+    def abandoned(self) -> bool:
+        """The caller has gone."""
+        return self.future.done()
+
+    def settle(self, result: R) -> None:
+        """Answer the caller, if he still waits."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: GraphdError) -> None:
+        """Answer the caller with an error, if he still waits."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeKeys:
+    """Columns of edges to look up; equal lengths. Sequences of int or int64 arrays."""
+
+    source_ids: Any
+    kinds: Any
+    slots: Any
+    destination_ids: Any
+
+    def __len__(self) -> int:
+        return len(self.source_ids)
+
+
+class EdgesRead(Read[list[tuple[bool, Version | None]]]):
+    """Looks up forward halves. Answers (owned, version or None) for each key, in order."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, keys: EdgeKeys) -> None:
+        super().__init__()
+        self.wanted = keys
+
+    @property
+    def weight(self) -> int:
+        """Rows asked for."""
+        return len(self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Columns of owners, of one kind; equal lengths."""
+
+    owner_ids: Any
+    kind: int
+    slots: Any
+
+    def __len__(self) -> int:
+        return len(self.owner_ids)
+
+
+class DegreesRead(Read[list[tuple[bool, list[tuple[int, int, int]]]]]):
+    """Reads degrees. Answers (owned, [(direction, state, degree), ...]) for each owner, in order."""
+
+    __slots__ = ("owners",)
+
+    def __init__(self, owners: Owners) -> None:
+        super().__init__()
+        self.owners = owners
+
+    @property
+    def weight(self) -> int:
+        """Owners asked for."""
+        return len(self.owners)
+
+
+EMPTY: Final[npt.NDArray[np.int64]] = np.empty(0, dtype=np.int64)
+
+
+class PageRows(NamedTuple):
+    """Rows of a list, as columns of shape (n,), in the order asked for; `owned` as in Answer."""
+
+    owned: bool
+    neighbors: npt.NDArray[np.int64]
+    sinces: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+
+class PageRead(Read[PageRows]):
+    """Reads `row_count` rows of one list, strictly after (since, neighbor_id) in the order."""
+
+    __slots__ = ("ascending", "kind", "neighbor_id", "owner_id", "row_count", "since", "slot", "state", "table")
+
+    def __init__(
+        self,
+        table: str,
+        ascending: bool,
+        owner_id: int,
+        kind: int,
+        slot: int,
+        state: int,
+        since: int,
+        neighbor_id: int,
+        row_count: int,
+    ) -> None:
+        super().__init__()
+        self.table, self.ascending = table, ascending
+        self.owner_id, self.kind, self.slot, self.state = owner_id, kind, slot, state
+        self.since, self.neighbor_id, self.row_count = since, neighbor_id, row_count
+
+    @property
+    def weight(self) -> int:
+        """A page costs about as much as a few look-ups, and more with its rows."""
+        return 4 + self.row_count // 16

@@ -1,0 +1,365 @@
+"""Lanes: one pipelined connection to one shard, which carries many calls in one statement.
+
+A flush costs about the same whatever it carries, so the size of the batch is everything. A lane takes all that waits for it; when
+few calls are in flight it goes at once, when many are it waits some milliseconds for company. How many are in flight is asked of the
+router, not guessed from the last batch: otherwise small batches stay small.
+
+What a lane promises:
+
+- At most one item of a key in a batch; the next one of that key waits for the next flush, so items of a key keep their order.
+- A call that gives up takes its item out only while it waits. What was sent runs to its end, under the lane's own timeout.
+- A batch the server refused is rolled back whole, and its items run again one by one, each in a transaction of its own, so that a
+  bad item fails alone.
+- A batch of unknown fate (the connection was lost after it was sent) is never run again when it writes: its items fail with
+  "may have been kept". Items that only read are run once more.
+- While the shard is away, items fail at once, and the lane goes on trying to connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
+
+from graphd.errors import BadItemError, GraphdError, OverloadedError, SchemaError, ShardUnavailableError
+from graphd.storage.connect import is_lost, is_refusal, shut_socket
+
+log = structlog.get_logger()
+
+RECONNECT_FIRST_S: Final = 0.05
+RECONNECT_MAX_S: Final = 0.5
+"""Pause between two tries to connect: short, so that a shard that is back serves within a second."""
+
+FEW_IN_FLIGHT: Final = 4
+"""Up to this many calls in flight a lane never waits for company."""
+
+RETRY_AFTER_S: Final = 0.1
+
+MAX_ALONE_RUNS: Final = 5
+"""How often an item that runs alone may meet a deadlock or a twin before it fails."""
+
+
+class Item(Protocol):
+    """What a lane carries. `keys`: what must be single in a batch."""
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]: ...
+
+    @property
+    def abandoned(self) -> bool:
+        """The caller has gone: leave it out while it is not sent."""
+        ...
+
+    @property
+    def weight(self) -> int:
+        """How much of a batch it fills: rows asked for or written."""
+        ...
+
+    def fail(self, error: GraphdError) -> None:
+        """The item was not carried, or its fate is unknown."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+Carry = Callable[[AsyncConnection[TupleRow], Sequence[ItemT]], Awaitable[None]]
+"""Sends a batch in one transaction and settles its items; raises psycopg.Error having settled none."""
+
+
+class LaneStats:
+    """Counters of one lane, for metrics. Numbers only ever rise, but for `waiting` and `up`."""
+
+    __slots__ = ("alone", "batches", "failed_batches", "items", "reconnects", "seconds", "unknown")
+
+    def __init__(self) -> None:
+        self.batches = self.items = self.failed_batches = self.alone = self.unknown = self.reconnects = 0
+        self.seconds = 0.0
+
+
+class Lane(Generic[ItemT]):
+    """One lane. `start` it on a running loop, `submit` items, `close` it."""
+
+    def __init__(
+        self,
+        shard: str,
+        connect: Callable[[], Awaitable[AsyncConnection[TupleRow]]],
+        carry: Carry[ItemT],
+        *,
+        writes: bool,
+        in_flight: Callable[[], float],
+        wait_s: float,
+        timeout_s: float,
+        max_waiting: int,
+        max_batch: int,
+    ) -> None:
+        self.shard = shard
+        self.stats = LaneStats()
+        self._connect, self._carry = connect, carry
+        self._writes, self._in_flight = writes, in_flight
+        self._wait_s, self._timeout_s = wait_s, timeout_s
+        self._max_waiting, self._max_batch = max_waiting, max_batch
+        self._waiting: deque[ItemT] = deque()
+        self._wake = asyncio.Event()
+        self._connection: AsyncConnection[TupleRow] | None = None
+        self._down: GraphdError | None = None
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self.changed: Callable[[bool], None] = lambda up: None
+
+    @property
+    def up(self) -> bool:
+        """Whether the lane has a connection."""
+        return self._connection is not None
+
+    @property
+    def waiting(self) -> int:
+        """Items not yet sent."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Connect and carry, in a task of its own."""
+        self._task = asyncio.create_task(self._run(), name=f"lane-{self.shard}")
+
+    async def close(self) -> None:
+        """Send what waits, then disconnect."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+
+    def submit(self, item: ItemT, *, forced: bool = False) -> None:
+        """Queue an item. Raises ShardUnavailableError while the shard is away, OverloadedError when too many wait.
+
+        `forced` items are part of work already begun, and are not shed.
+        """
+        if self._down is not None:
+            raise self._down
+        if len(self._waiting) >= self._max_waiting and not forced:
+            raise OverloadedError(f"shard {self.shard}", RETRY_AFTER_S)
+        self._waiting.append(item)
+        self._wake.set()
+
+    # -- the task ----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        pause_s = RECONNECT_FIRST_S
+        try:
+            while not self._closing or self._waiting:
+                if self._connection is None:
+                    if await self._open():
+                        pause_s = RECONNECT_FIRST_S
+                    elif self._closing:
+                        break
+                    else:
+                        await self._pause(pause_s)
+                        pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+                    continue
+                if not self._waiting:
+                    self._wake.clear()
+                    await self._idle()
+                    continue
+                await self._company()
+                batch = self._take()
+                if batch:
+                    await self._send(batch)
+        finally:
+            self._fail_waiting(ShardUnavailableError(self.shard, what="is being closed"))
+            await self._drop()
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                while not self._closing:
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def _idle(self) -> None:
+        """Wait for work, and notice a connection that dies meanwhile."""
+        assert self._connection is not None
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
+        fd = self._connection.fileno()
+
+        def readable() -> None:
+            if not lost.done():
+                lost.set_result(None)
+
+        loop.add_reader(fd, readable)
+        woken = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait((woken, lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(fd)
+            woken.cancel()
+        if lost.done():
+            # An idle server speaks only to say good-bye (or to notify, which no lane listens for): ask it.
+            alarm = loop.call_later(self._timeout_s, shut_socket, self._connection)
+            try:
+                await self._connection.execute("SELECT 1", prepare=False)
+            except psycopg.Error as error:
+                log.warning("lane.lost", shard=self.shard, error=type(error).__name__)
+                await self._drop()
+            finally:
+                alarm.cancel()
+
+    async def _open(self) -> bool:
+        try:
+            self._connection = await self._connect()
+        except (psycopg.Error, OSError, TimeoutError, SchemaError) as error:
+            if self._down is None:
+                log.warning("lane.down", shard=self.shard, error=type(error).__name__, detail=_detail(error))
+                self.changed(False)
+            self._down = ShardUnavailableError(self.shard)
+            self._fail_waiting(self._down)
+            return False
+        if self._down is not None or self.stats.reconnects:
+            log.info("lane.up", shard=self.shard)
+        self.stats.reconnects += 1
+        self._down = None
+        self.changed(True)
+        return True
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _company(self) -> None:
+        """Wait for others when many calls are in flight; not at all when few are."""
+        in_flight = self._in_flight()
+        if self._wait_s <= 0 or in_flight <= FEW_IN_FLIGHT or len(self._waiting) >= min(in_flight, self._max_batch):
+            return
+        # Full patience from 32 calls in flight on; in between in proportion.
+        await asyncio.sleep(self._wait_s * min(1.0, in_flight / 32))
+
+    def _take(self) -> list[ItemT]:
+        batch: list[ItemT] = []
+        keys: set[Hashable] = set()
+        deferred: list[ItemT] = []
+        waiting = self._waiting
+        room = self._max_batch
+        while waiting and room > 0:
+            item = waiting.popleft()
+            if item.abandoned:
+                continue
+            own = item.keys
+            if any(key in keys for key in own):
+                # Its keys wait too: what comes behind it must not overtake it.
+                deferred.append(item)
+                keys.update(own)
+                continue
+            keys.update(own)
+            batch.append(item)
+            room -= item.weight
+        waiting.extendleft(reversed(deferred))
+        return batch
+
+    async def _send(self, batch: list[ItemT]) -> None:
+        try:
+            await self._once(batch)
+        except psycopg.Error as error:
+            assert self._connection is not None
+            self.stats.failed_batches += 1
+            if is_lost(self._connection):
+                await self._lost(batch, error)
+            elif is_refusal(error):
+                self._refuse(batch, error)
+            else:
+                await self._one_by_one(batch, error)
+
+    async def _once(self, batch: Sequence[ItemT]) -> None:
+        assert self._connection is not None
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        # Cancelling would make psycopg wait for the server's answer, which a severed network never brings. A shut socket ends the
+        # wait at once, as a lost connection.
+        alarm = loop.call_later(self._timeout_s, shut_socket, self._connection)
+        try:
+            await self._carry(self._connection, batch)
+        finally:
+            alarm.cancel()
+        self.stats.batches += 1
+        self.stats.items += len(batch)
+        self.stats.seconds += loop.time() - began
+
+    async def _lost(self, batch: Sequence[ItemT], error: BaseException) -> None:
+        """The connection broke with a batch on it: what it did is not known."""
+        log.warning("lane.lost", shard=self.shard, error=type(error).__name__, items=len(batch))
+        self.stats.unknown += 1
+        await self._drop()
+        if self._writes:
+            for item in batch:
+                item.fail(ShardUnavailableError(self.shard, kept=True, what="lost the connection"))
+            return
+        if not await self._open():
+            for item in batch:
+                item.fail(ShardUnavailableError(self.shard))
+            return
+        try:
+            await self._once([item for item in batch if not item.abandoned])
+        except psycopg.Error:
+            if self._connection is None or is_lost(self._connection):
+                await self._drop()
+            for item in batch:
+                item.fail(ShardUnavailableError(self.shard, what="lost the connection"))
+
+    def _refuse(self, batch: Sequence[ItemT], error: BaseException) -> None:
+        log.warning("lane.refused", shard=self.shard, error=type(error).__name__, items=len(batch))
+        for item in batch:
+            item.fail(ShardUnavailableError(self.shard, what="does not take this now"))
+
+    async def _one_by_one(self, batch: Sequence[ItemT], error: BaseException) -> None:
+        """The server rolled the batch back: run each item alone, so that a bad one fails alone."""
+        log.info("lane.one_by_one", shard=self.shard, error=type(error).__name__, items=len(batch))
+        for at, item in enumerate(batch):
+            self.stats.alone += 1
+            try:
+                await self._alone(item)
+            except psycopg.Error as again:
+                assert self._connection is not None
+                if is_lost(self._connection):
+                    await self._lost([item], again)
+                    # Those behind it were not sent again: they go first on the next connection.
+                    self._waiting.extendleft(reversed(batch[at + 1 :]))
+                    return
+                if is_refusal(again):
+                    self._refuse([item], again)
+                else:
+                    log.error("lane.bad_item", shard=self.shard, sqlstate=_sqlstate(again))
+                    item.fail(BadItemError(_sqlstate(again)))
+
+    async def _alone(self, item: ItemT) -> None:
+        for run in range(MAX_ALONE_RUNS):
+            try:
+                await self._once([item])
+                return
+            except (
+                psycopg.errors.DeadlockDetected,
+                psycopg.errors.SerializationFailure,
+                psycopg.errors.UniqueViolation,
+                psycopg.errors.LockNotAvailable,
+            ):
+                # Rolled back by the server, so nothing was applied; a twin has committed by now, or the deadlock has ended.
+                if run == MAX_ALONE_RUNS - 1:
+                    raise
+
+    def _fail_waiting(self, error: GraphdError) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for item in waiting:
+            item.fail(error)
+
+
+def _sqlstate(error: BaseException) -> str:
+    return (getattr(error, "sqlstate", None) or type(error).__name__) if isinstance(error, psycopg.Error) else "timeout"
+
+
+def _detail(error: BaseException) -> str:
+    """What may be logged of an error at connecting: our own words, never the driver's, which name hosts and users."""
+    return str(error) if isinstance(error, GraphdError) else _sqlstate(error)

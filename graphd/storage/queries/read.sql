@@ -1,0 +1,114 @@
+-- name: edges
+-- Forward halves by key, one row per item: whether this shard owns the slot, and the version if there is one.
+SELECT k.item, mine.slot IS NOT NULL, e.position, e.state, e.since
+FROM unnest(
+    %(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(neighbor_id)s::bigint[]
+) AS k (item, owner_id, kind, slot, neighbor_id)
+LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
+LEFT JOIN {table} AS e
+    ON e.owner_id = k.owner_id AND e.kind = k.kind AND e.slot = k.slot AND e.neighbor_id = k.neighbor_id
+    AND e.position > 0;
+
+-- name: degrees
+-- Degrees of owners in one kind each, by direction and state: several rows per item, or one without a degree.
+SELECT k.item, mine.slot IS NOT NULL, d.direction, d.state, d.degree
+FROM unnest(%(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[])
+    AS k (item, owner_id, kind, slot)
+LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
+LEFT JOIN degrees AS d
+    ON d.owner_id = k.owner_id AND d.direction IN (1, 2) AND d.kind = k.kind AND d.slot = k.slot AND mine.slot IS NOT NULL;
+
+-- name: newest_first
+-- Pages of lists, newest first: rows strictly after (since, neighbor_id), one row of three columns per item.
+SELECT q.item, mine.slot IS NOT NULL, p.neighbors, p.sinces, p.positions
+FROM unnest(
+    %(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(state)s::smallint[],
+    %(since)s::bigint[], %(neighbor_id)s::bigint[], %(row_count)s::integer[]
+) AS q (item, owner_id, kind, slot, state, since, neighbor_id, row_count)
+LEFT JOIN slots AS mine ON mine.slot = q.slot AND mine.owned
+LEFT JOIN LATERAL (
+    SELECT array_agg(l.neighbor_id) AS neighbors, array_agg(l.since) AS sinces, array_agg(l.position) AS positions
+    FROM (
+        SELECT e.neighbor_id, e.since, e.position
+        FROM {table} AS e
+        WHERE e.owner_id = q.owner_id AND e.kind = q.kind AND e.state = q.state AND e.slot = q.slot
+            AND (e.since, e.neighbor_id) < (q.since, q.neighbor_id) AND e.position > 0
+        ORDER BY e.since DESC, e.neighbor_id DESC
+        LIMIT q.row_count
+    ) AS l
+) AS p ON mine.slot IS NOT NULL;
+
+-- name: oldest_first
+-- The same, oldest first.
+SELECT q.item, mine.slot IS NOT NULL, p.neighbors, p.sinces, p.positions
+FROM unnest(
+    %(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(state)s::smallint[],
+    %(since)s::bigint[], %(neighbor_id)s::bigint[], %(row_count)s::integer[]
+) AS q (item, owner_id, kind, slot, state, since, neighbor_id, row_count)
+LEFT JOIN slots AS mine ON mine.slot = q.slot AND mine.owned
+LEFT JOIN LATERAL (
+    SELECT array_agg(l.neighbor_id) AS neighbors, array_agg(l.since) AS sinces, array_agg(l.position) AS positions
+    FROM (
+        SELECT e.neighbor_id, e.since, e.position
+        FROM {table} AS e
+        WHERE e.owner_id = q.owner_id AND e.kind = q.kind AND e.state = q.state AND e.slot = q.slot
+            AND (e.since, e.neighbor_id) > (q.since, q.neighbor_id) AND e.position > 0
+        ORDER BY e.since, e.neighbor_id
+        LIMIT q.row_count
+    ) AS l
+) AS p ON mine.slot IS NOT NULL;
+
+-- name: window
+-- Ids of one list in descending order, strictly below `before`, `row_count` at most: one row, one column; and the lowest id looked at.
+SELECT array_agg(l.neighbor_id), EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
+FROM (
+    SELECT e.neighbor_id
+    FROM {table} AS e
+    WHERE e.owner_id = %(owner_id)s::bigint AND e.kind = %(kind)s::smallint AND e.slot = %(slot)s::smallint
+        AND e.state = %(state)s::smallint AND e.neighbor_id < %(before)s::bigint AND e.neighbor_id >= %(from)s::bigint
+        AND e.position > 0
+    ORDER BY e.neighbor_id DESC
+    LIMIT %(row_count)s::integer
+) AS l;
+
+-- name: probe
+-- Which of the ids asked for are in a list: one row, one column.
+SELECT array_agg(e.neighbor_id), EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
+FROM unnest(%(ids)s::bigint[]) AS k (id)
+JOIN {table} AS e
+    ON e.owner_id = %(owner_id)s::bigint AND e.kind = %(kind)s::smallint AND e.slot = %(slot)s::smallint
+    AND e.neighbor_id = k.id AND e.state = %(state)s::smallint AND e.position > 0;
+
+-- name: sizes
+-- Exact counts of the halves per slot, and whether the slot is owned here.
+SELECT s.slot, s.owned, coalesce(f.n, 0), coalesce(r.n, 0)
+FROM slots AS s
+LEFT JOIN (
+    SELECT slot, count(*) AS n FROM forward WHERE slot = ANY (%(slots)s::smallint[]) AND position > 0 GROUP BY slot
+) AS f ON f.slot = s.slot
+LEFT JOIN (
+    SELECT slot, count(*) AS n FROM reverse WHERE slot = ANY (%(slots)s::smallint[]) AND position > 0 GROUP BY slot
+) AS r ON r.slot = s.slot
+WHERE s.slot = ANY (%(slots)s::smallint[])
+ORDER BY s.slot;
+
+-- name: summary
+-- What a shard holds, cheaply: estimated halves, bytes on disk, and how much is owed to others since when.
+SELECT
+    (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class AS c WHERE c.oid IN ('forward'::regclass, 'reverse'::regclass)),
+    (
+        SELECT sum(pg_total_relation_size(c.oid))::bigint
+        FROM pg_class AS c
+        WHERE c.oid IN ('forward'::regclass, 'reverse'::regclass, 'degrees'::regclass, 'outbox'::regclass, 'receipts'::regclass)
+    ),
+    (SELECT count(*) FROM outbox),
+    (SELECT coalesce(extract(epoch FROM now() - min(uuid_extract_timestamp(o.id))), 0)::float8 FROM outbox AS o);
+
+-- name: remember
+-- The receipt of a write that was refused or stale, and so wrote nothing; answers nothing when a twin was there first.
+INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since)
+SELECT
+    %(actor_id)s::bigint, 1, %(id)s::text, %(slot)s::smallint, %(fingerprint)s::bigint, %(outcome)s::smallint,
+    %(position)s::bigint, %(state)s::smallint, %(since)s::bigint
+ON CONFLICT (actor_id, namespace, id, slot) DO NOTHING
+RETURNING 1;

@@ -1,0 +1,190 @@
+-- name: lock_slots
+-- Takes the shared lock of every slot a batch touches, in ascending order, until the transaction ends. It must stand in a statement
+-- of its own before the writes: under READ COMMITTED their snapshot is then younger than the locks, so ownership cannot flip
+-- between the reading of `slots` and the commit.
+SELECT count(pg_advisory_xact_lock_shared(slot::bigint)) FROM unnest(%(slots)s::smallint[]) AS t (slot);
+
+-- name: write
+-- The whole write path of one shard: decides operations on forward halves, merges reverse halves, keeps the degrees, notes what is
+-- owed to other shards, remembers receipts, and strikes what has been delivered. Each key occurs once per direction. Rows are
+-- written in key order, table after table, and every other writer keeps this order: forward, reverse, degrees, receipts.
+WITH clock AS MATERIALIZED (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(ahead)s::bigint AS held
+),
+
+asked AS MATERIALIZED (
+    -- A live stamp is held to this server's clock, so that a router ahead of the time cannot push edges into the future.
+    SELECT
+        a.item, a.source_id, a.kind, a.slot, a.destination_id, a.peer_slot, a.operation,
+        CASE WHEN a.operation > %(given)s::smallint THEN a.stamp ELSE least(a.stamp, (SELECT held FROM clock)) END AS stamp,
+        CASE
+            WHEN a.operation > %(given)s::smallint THEN (%(given_states)s::smallint[])[a.operation - %(given)s::smallint]
+            ELSE (%(transitions)s::smallint[])[a.operation][1]
+        END AS first_state,
+        mine.slot IS NOT NULL AS owned,
+        peer.slot IS NOT NULL AS peer_owned,
+        r.fingerprint, r.outcome, r.position AS r_position, r.state AS r_state, r.since AS r_since
+    FROM unnest(
+        %(item)s::integer[], %(source_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[],
+        %(destination_id)s::bigint[], %(peer_slot)s::smallint[], %(operation)s::smallint[], %(stamp)s::bigint[]
+    ) AS a (item, source_id, kind, slot, destination_id, peer_slot, operation, stamp)
+    LEFT JOIN slots AS mine ON mine.slot = a.slot AND mine.owned
+    LEFT JOIN slots AS peer ON peer.slot = a.peer_slot AND peer.owned
+    LEFT JOIN (
+        unnest(%(r_item)s::integer[], %(r_actor)s::bigint[], %(r_id)s::text[], %(r_slot)s::smallint[])
+            AS k (item, actor_id, id, slot)
+        CROSS JOIN LATERAL (
+            SELECT p.* FROM receipts AS p
+            WHERE p.actor_id = k.actor_id AND p.namespace = 1 AND p.id = k.id AND p.slot = k.slot
+            OFFSET 0
+        ) AS r
+    ) ON k.item = a.item
+),
+
+decided AS (
+    -- Where no row was, an operation that is refused from absent leaves a tombstone at position 0, which is absent to every read. The
+    -- stamp travels in `since`.
+    INSERT INTO forward AS e (owner_id, neighbor_id, position, since, slot, kind, state, operation)
+    SELECT
+        source_id, destination_id, CASE WHEN first_state > 0 THEN stamp ELSE 0 END, stamp, slot, kind,
+        CASE WHEN first_state > 0 THEN first_state ELSE 6 END, operation
+    FROM asked
+    WHERE owned AND fingerprint IS NULL
+    ORDER BY source_id, kind, slot, destination_id
+    ON CONFLICT (owner_id, kind, slot, neighbor_id) DO UPDATE SET
+        position = CASE
+            WHEN excluded.operation > %(given)s::smallint THEN excluded.position
+            ELSE greatest(excluded.since, e.position + 1)
+        END,
+        since = CASE
+            WHEN excluded.operation > %(given)s::smallint THEN excluded.since
+            WHEN e.position > 0 AND (
+                excluded.operation >= %(keeps_since)s::smallint
+                OR (%(transitions)s::smallint[])[excluded.operation][1 + e.state] = e.state
+            ) THEN e.since
+            ELSE greatest(excluded.since, e.position + 1)
+        END,
+        state = CASE
+            WHEN excluded.operation > %(given)s::smallint THEN excluded.state
+            ELSE (%(transitions)s::smallint[])[excluded.operation][1 + CASE e.position WHEN 0 THEN 0 ELSE e.state END]
+        END,
+        operation = excluded.operation
+    WHERE CASE
+        WHEN excluded.operation > %(given)s::smallint THEN (excluded.position, excluded.state) > (e.position, e.state)
+        ELSE (%(transitions)s::smallint[])[excluded.operation][1 + CASE e.position WHEN 0 THEN 0 ELSE e.state END] > 0
+    END
+    RETURNING
+        new.owner_id, new.kind, new.slot, new.neighbor_id, new.position, new.state, new.since,
+        coalesce(old.position, 0) AS old_position, old.state AS old_state, old.since AS old_since
+),
+
+told AS MATERIALIZED (
+    -- Each decided operation again with its item, and the name of the outbox row where its destination lives elsewhere.
+    SELECT
+        a.item, a.peer_slot, a.peer_owned, d.*,
+        CASE WHEN NOT a.peer_owned THEN uuidv7() END AS outbox_id
+    FROM decided AS d
+    JOIN asked AS a ON a.source_id = d.owner_id AND a.kind = d.kind AND a.destination_id = d.neighbor_id
+    WHERE d.position > 0
+),
+
+arrived AS MATERIALIZED (
+    -- Reverse versions brought by others, with this statement's reading of who owns their slot.
+    SELECT v.*, mine.slot IS NOT NULL AS owned
+    FROM unnest(
+        %(v_item)s::integer[], %(v_owner_id)s::bigint[], %(v_kind)s::smallint[], %(v_slot)s::smallint[],
+        %(v_neighbor_id)s::bigint[], %(v_position)s::bigint[], %(v_state)s::smallint[], %(v_since)s::bigint[]
+    ) AS v (item, owner_id, kind, slot, neighbor_id, position, state, since)
+    LEFT JOIN slots AS mine ON mine.slot = v.slot AND mine.owned
+),
+
+merged AS (
+    -- Reverse halves: those just decided whose destination lives here, and those that arrived, folded by merge.
+    INSERT INTO reverse AS e (owner_id, neighbor_id, position, since, slot, kind, state, operation)
+    SELECT DISTINCT ON (owner_id, kind, slot, neighbor_id)
+        owner_id, neighbor_id, position, since, slot, kind, state, 0
+    FROM (
+        SELECT neighbor_id AS owner_id, kind, peer_slot AS slot, owner_id AS neighbor_id, position, state, since
+        FROM told WHERE peer_owned
+        UNION ALL
+        SELECT owner_id, kind, slot, neighbor_id, position, state, since FROM arrived WHERE owned
+    ) AS v
+    ORDER BY owner_id, kind, slot, neighbor_id, position DESC, state DESC, since DESC
+    ON CONFLICT (owner_id, kind, slot, neighbor_id) DO UPDATE SET
+        position = excluded.position, state = excluded.state, since = excluded.since, operation = excluded.operation
+    WHERE (excluded.position, excluded.state, excluded.since) > (e.position, e.state, e.since)
+    RETURNING
+        new.owner_id, new.kind, new.slot, new.neighbor_id, new.position, new.state,
+        coalesce(old.position, 0) AS old_position, old.state AS old_state
+),
+
+counted AS (
+    -- What the rows replaced and what they are now, summed to one change per degree.
+    INSERT INTO degrees AS e (owner_id, direction, kind, state, slot, degree)
+    SELECT owner_id, direction, kind, state, slot, sum(change)
+    FROM (
+        SELECT owner_id, 1::smallint AS direction, kind, state, slot, 1 AS change
+        FROM decided WHERE position > 0 AND (old_position = 0 OR old_state <> state)
+        UNION ALL
+        SELECT owner_id, 1::smallint, kind, old_state, slot, -1
+        FROM decided WHERE old_position > 0 AND old_state <> state
+        UNION ALL
+        SELECT owner_id, 2::smallint, kind, state, slot, 1
+        FROM merged WHERE old_position = 0 OR old_state <> state
+        UNION ALL
+        SELECT owner_id, 2::smallint, kind, old_state, slot, -1
+        FROM merged WHERE old_position > 0 AND old_state <> state
+    ) AS change
+    GROUP BY owner_id, direction, kind, state, slot
+    HAVING sum(change) <> 0
+    ORDER BY owner_id, direction, kind, state, slot
+    ON CONFLICT (owner_id, direction, kind, state, slot) DO UPDATE SET degree = e.degree + excluded.degree
+    RETURNING 1
+),
+
+owed AS (
+    INSERT INTO outbox (id, slot, kind, source_id, destination_id, due)
+    SELECT outbox_id, slot, kind, owner_id, neighbor_id, now() + %(first_due_s)s::float8 * interval '1 second'
+    FROM told WHERE outbox_id IS NOT NULL
+),
+
+remembered AS (
+    -- Last, and after the degrees (hence the join): a twin's receipt may make this wait, and whoever waits must hold nothing that
+    -- the twin still needs. Without ON CONFLICT: a twin that came first fails this batch, and its items run again one by one.
+    INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since)
+    SELECT
+        k.actor_id, 1, k.id, t.slot, k.fingerprint,
+        CASE
+            WHEN t.old_position = 0 AND t.state = 6 THEN 2
+            WHEN t.old_position > 0 AND t.old_state = t.state AND t.old_since = t.since THEN 2
+            ELSE 1
+        END,
+        t.position, t.state, t.since
+    FROM unnest(%(r_item)s::integer[], %(r_actor)s::bigint[], %(r_id)s::text[], %(r_fingerprint)s::bigint[])
+        AS k (item, actor_id, id, fingerprint)
+    JOIN told AS t ON t.item = k.item
+    CROSS JOIN (SELECT count(*) AS n FROM counted) AS after_degrees
+    WHERE after_degrees.n >= 0
+    ORDER BY k.actor_id, k.id, t.slot
+),
+
+struck AS (
+    -- Delivered meanwhile. What the relay holds is left to it: it will find it delivered.
+    DELETE FROM outbox
+    WHERE ctid = ANY (ARRAY(
+        SELECT o.place
+        FROM unnest(%(o_slot)s::smallint[], %(o_id)s::uuid[]) AS d (slot, id)
+        CROSS JOIN LATERAL (
+            SELECT p.ctid AS place FROM outbox AS p WHERE p.slot = d.slot AND p.id = d.id FOR UPDATE SKIP LOCKED
+        ) AS o
+    ))
+)
+
+SELECT
+    a.item, a.owned,
+    t.position, t.state, t.since, t.old_position, t.old_state, t.old_since, t.outbox_id,
+    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since
+FROM asked AS a LEFT JOIN told AS t ON t.item = a.item
+UNION ALL
+-- One row for all reverse versions: the items whose slot is owned here.
+SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM arrived WHERE owned;
