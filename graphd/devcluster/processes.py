@@ -7,14 +7,16 @@ is known by its id and the moment it was born, and a postmaster by the folder it
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _PROC = Path("/proc")
 _FIRST_PORT = 15_000
 _EPHEMERAL_PORT = 32_768
 _handed_out: set[int] = set()
+_handing_out = threading.Lock()
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:
@@ -62,24 +64,42 @@ def processes_in(folder: Path) -> list[int]:
     return sorted(pid for pid in pids if working_folder(pid) == folder and is_running(pid))
 
 
+def session_members(leader: int) -> list[int]:
+    """The running processes of the session that this process began, itself included; they may outlive it."""
+    if not _has_proc():
+        return [leader] if is_running(leader) else []
+    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+    return sorted(pid for pid in pids if _stat_fields(pid)[3:4] == [str(leader)] and is_running(pid))
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments the process was started with; empty where the system does not tell."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def can_tell_folders() -> bool:
     """Whether `processes_in` and `working_folder` know anything on this system."""
     return _has_proc()
 
 
-def free_port() -> int:
-    """A port nobody listens on, never handed out twice by this process.
+def free_port(count: int = 1, *, avoid: Collection[int] = ()) -> int:
+    """The first of `count` consecutive ports nobody listens on, none of them ever handed out twice by this process.
 
-    It lies below the range the system takes for outgoing connections. In that range a server that is down for a moment
+    They lie below the range the system takes for outgoing connections. In that range a server that is down for a moment
     may find its port taken by somebody's connection, and a client that retries may even be connected to itself.
     """
-    ceiling = max(_ephemeral_floor(), _FIRST_PORT + 1_000)
+    ceiling = max(_ephemeral_floor(), _FIRST_PORT + 1_000) - count
     for _ in range(10_000):
-        port = _FIRST_PORT + secrets.randbelow(ceiling - _FIRST_PORT)
-        if port not in _handed_out and port_is_free(port):
-            _handed_out.add(port)
-            return port
-    raise OSError(f"no free port between {_FIRST_PORT} and {ceiling}")
+        first = _FIRST_PORT + secrets.randbelow(ceiling - _FIRST_PORT)
+        ports = set(range(first, first + count))
+        with _handing_out:
+            if ports.isdisjoint(_handed_out) and ports.isdisjoint(avoid) and all(map(port_is_free, ports)):
+                _handed_out.update(ports)
+                return first
+    raise OSError(f"no {count} free ports in a row between {_FIRST_PORT} and {ceiling}")
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -1,0 +1,3 @@
+from graphd.cli import main
+
+main()
