@@ -2,7 +2,8 @@
 
 A token holds a cursor and a keyed MAC over the cursor and the `scope` it was issued for: account, direction, kind, state and
 order of a list, or operands and order of a set operation. The scope itself is not in the token. Any other use, or one bit
-changed, fails the MAC. The key is in the catalog, so every router takes every router's tokens. Layout, 33 bytes, hence 44 characters of base64 without padding
+changed, fails the MAC. The key is in the catalog, so every router takes every router's tokens.
+Layout, 33 bytes, hence 44 characters of base64 without padding
 or spare bits:
 
     version (1) | flags (1) | since (8) | id (8) | MAC (15): BLAKE2b, keyed

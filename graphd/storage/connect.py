@@ -83,7 +83,7 @@ async def connect(
     settings: dict[str, str] | None = None,
     *,
     timeout_s: float = 5.0,
-    prepare: bool = True,
+    prepare: bool = False,
 ) -> AsyncConnection[TupleRow]:
     """An autocommit session, set up. Raises psycopg.Error or TimeoutError."""
     async with asyncio.timeout(timeout_s):

@@ -76,10 +76,10 @@ Carry = Callable[[AsyncConnection[TupleRow], Sequence[ItemT]], Awaitable[None]]
 class LaneStats:
     """Counters of one lane, for metrics. Numbers only ever rise, but for `waiting` and `up`."""
 
-    __slots__ = ("alone", "batches", "failed_batches", "items", "reconnects", "seconds", "unknown")
+    __slots__ = ("alone", "batches", "connects", "failed_batches", "items", "seconds", "unknown")
 
     def __init__(self) -> None:
-        self.batches = self.items = self.failed_batches = self.alone = self.unknown = self.reconnects = 0
+        self.batches = self.items = self.failed_batches = self.alone = self.unknown = self.connects = 0
         self.seconds = 0.0
 
 
@@ -219,9 +219,9 @@ class Lane(Generic[ItemT]):
             self._down = ShardUnavailableError(self.shard)
             self._fail_waiting(self._down)
             return False
-        if self._down is not None or self.stats.reconnects:
+        if self._down is not None or self.stats.connects:
             log.info("lane.up", shard=self.shard)
-        self.stats.reconnects += 1
+        self.stats.connects += 1
         self._down = None
         self.changed(True)
         return True

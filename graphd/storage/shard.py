@@ -282,9 +282,9 @@ class Shard:
     # -- set operations --------------------------------------------------------------------------------------------------
 
     async def window(
-        self, table: str, owner_id: int, kind: int, slot: int, state: int, before: int, from_: int, row_count: int
+        self, table: str, owner_id: int, kind: int, slot: int, state: int, top: int, bottom: int, row_count: int
     ) -> npt.NDArray[np.int64] | None:
-        """Ids of a list below `before` and not below `from_`, descending, `row_count` at most; None when not owned."""
+        """Ids of a list, `top` at most and `bottom` at least, descending, `row_count` of them at most; None when not owned."""
         return await self._ids(
             statement("read", "window", table),
             {
@@ -292,8 +292,8 @@ class Shard:
                 "kind": kind,
                 "slot": slot,
                 "state": state,
-                "before": before,
-                "from": from_,
+                "top": top,
+                "bottom": bottom,
                 "row_count": row_count,
             },
         )

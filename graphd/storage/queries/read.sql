@@ -59,20 +59,21 @@ LEFT JOIN LATERAL (
 ) AS p ON mine.slot IS NOT NULL;
 
 -- name: window
--- Ids of one list in descending order, strictly below `before`, `row_count` at most: one row, one column; and the lowest id looked at.
+-- Ids of one list in descending order, `top` at most and `bottom` at least, `row_count` of them at most; and whether the slot is
+-- owned here: one row.
 SELECT array_agg(l.neighbor_id), EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
 FROM (
     SELECT e.neighbor_id
     FROM {table} AS e
     WHERE e.owner_id = %(owner_id)s::bigint AND e.kind = %(kind)s::smallint AND e.slot = %(slot)s::smallint
-        AND e.state = %(state)s::smallint AND e.neighbor_id < %(before)s::bigint AND e.neighbor_id >= %(from)s::bigint
+        AND e.state = %(state)s::smallint AND e.neighbor_id <= %(top)s::bigint AND e.neighbor_id >= %(bottom)s::bigint
         AND e.position > 0
     ORDER BY e.neighbor_id DESC
     LIMIT %(row_count)s::integer
 ) AS l;
 
 -- name: probe
--- Which of the ids asked for are in a list: one row, one column.
+-- Which of the ids asked for are in a list, and whether the slot is owned here: one row.
 SELECT array_agg(e.neighbor_id), EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
 FROM unnest(%(ids)s::bigint[]) AS k (id)
 JOIN {table} AS e
@@ -80,16 +81,14 @@ JOIN {table} AS e
     AND e.neighbor_id = k.id AND e.state = %(state)s::smallint AND e.position > 0;
 
 -- name: sizes
--- Exact counts of the halves per slot, and whether the slot is owned here.
-SELECT s.slot, s.owned, coalesce(f.n, 0), coalesce(r.n, 0)
+-- Halves per slot, by the degrees, and whether the slot is owned here. Degrees are exact, and far fewer than the rows they count.
+SELECT
+    s.slot, s.owned, coalesce(sum(d.degree) FILTER (WHERE d.direction = 1), 0)::bigint,
+    coalesce(sum(d.degree) FILTER (WHERE d.direction = 2), 0)::bigint
 FROM slots AS s
-LEFT JOIN (
-    SELECT slot, count(*) AS n FROM forward WHERE slot = ANY (%(slots)s::smallint[]) AND position > 0 GROUP BY slot
-) AS f ON f.slot = s.slot
-LEFT JOIN (
-    SELECT slot, count(*) AS n FROM reverse WHERE slot = ANY (%(slots)s::smallint[]) AND position > 0 GROUP BY slot
-) AS r ON r.slot = s.slot
+LEFT JOIN degrees AS d ON d.slot = s.slot
 WHERE s.slot = ANY (%(slots)s::smallint[])
+GROUP BY s.slot, s.owned
 ORDER BY s.slot;
 
 -- name: summary

@@ -1,0 +1,371 @@
+"""Between protobuf and our values: what a request must be, and what an answer looks like.
+
+Every field is checked here, once, and a broken rule names the field. Pages are written as protobuf wire bytes directly from their
+columns: building 1,000 Edge messages one by one in Python would cost more than all the rest of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from graphd import cursor as tokens
+from graphd.edge import Direction, Key, State, Version
+from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError
+from graphd.limits import (
+    DEFAULT_PAGE_SIZE,
+    MAX_AHEAD_US,
+    MAX_BATCH,
+    MAX_ID,
+    MAX_OPERAND_IDS,
+    MAX_OPERANDS,
+    MAX_PAGE_SIZE,
+    MAX_REQUEST_ID_CHARS,
+    MIN_OPERANDS,
+    PURGE_HORIZON_US,
+)
+from graphd.operations import Operation
+from graphd.setops import descending
+from graphd.topology import Topology
+from graphd.v1 import graph_pb2 as pb
+from router.reads import Degrees, ListOf, Page
+from router.setreads import ListIds, Operand, SetPage
+from router.status import code_of
+from router.writes import Result, Write, WriteOutcome
+
+ID_RULE: Final = f"must be given, 0 to {MAX_ID}"
+
+
+class HasEdge(Protocol):
+    """A request that names an edge by source and destination."""
+
+    source_id: int
+    destination_id: int
+    kind: str
+
+    def HasField(self, field: Any) -> bool: ...  # noqa: N802 - protobuf's name
+
+
+class HasWrite(HasEdge, Protocol):
+    """A request that writes an edge."""
+
+    position: int
+    request_id: str
+    backfill: bool
+
+
+class Checker:
+    """Checks requests against the topology, the clock and the settings of this router."""
+
+    def __init__(self, given_positions: bool) -> None:
+        self._given_positions = given_positions
+
+    # -- writes --------------------------------------------------------------------------------------------------------
+
+    def write(self, request: HasWrite, operation: Operation, topology: Topology, now_us: int, at: str = "") -> Write:
+        """A write. `at` stands before field names in errors, such as `writes[3].`."""
+        source_id, destination_id = edge_ids(request, at)
+        kind = topology.kind(request.kind)
+        if source_id == destination_id and not kind.allow_self:
+            raise InvalidArgumentError(f"{at}destination_id", f"must not be the source: {kind.name} has no self-edges")
+        position = request.position if request.HasField("position") else None
+        if position is not None:
+            self._position(position, request.backfill, now_us, at)
+        request_id = request.request_id if request.HasField("request_id") else None
+        if request_id is not None and not (1 <= len(request_id) <= MAX_REQUEST_ID_CHARS and "\0" not in request_id):
+            raise InvalidArgumentError(
+                f"{at}request_id", f"must have 1 to {MAX_REQUEST_ID_CHARS} characters, none of them NUL"
+            )
+        return Write(operation, source_id, destination_id, kind, position, request_id, request.backfill)
+
+    def _position(self, position: int, backfill: bool, now_us: int, at: str) -> None:
+        field = f"{at}position"
+        if not self._given_positions:
+            raise InvalidArgumentError(field, "must not be given: this router takes live writes only")
+        if position < 1:
+            raise OutOfRangeError(field, "must be 1 or more")
+        if position > now_us + MAX_AHEAD_US:
+            raise OutOfRangeError(
+                field, f"must not be more than {MAX_AHEAD_US // 1_000_000} s ahead of now (microseconds)"
+            )
+        if position < now_us - PURGE_HORIZON_US and not backfill:
+            days = PURGE_HORIZON_US // 86_400_000_000
+            raise OutOfRangeError(field, f"must not be older than {days} days unless backfill is set (microseconds)")
+
+    def batch(self, requests: Sequence[pb.Write], topology: Topology, now_us: int) -> list[Write | GraphdError]:
+        """The writes of a batch; an error stands in the place of an invalid item."""
+        batch_size("writes", len(requests))
+        checked: list[Write | GraphdError] = []
+        for i, request in enumerate(requests):
+            try:
+                operation = _operation(int(request.operation), f"writes[{i}].operation")
+                checked.append(self.write(request, operation, topology, now_us, f"writes[{i}]."))
+            except GraphdError as error:
+                checked.append(error)
+        return checked
+
+
+_OFFERED: Final = {int(operation): operation for operation in (Operation.FOLLOW, Operation.UNFOLLOW)}
+
+
+def _operation(number: int, field: str) -> Operation:
+    """The operation of a batch's item."""
+    operation = _OFFERED.get(number)
+    if operation is not None:
+        return operation
+    if Operation.FOLLOW <= number <= Operation.UNBLOCK:
+        raise NotOfferedError(f"{field} {Operation(number).name}")
+    raise InvalidArgumentError(field, "must be one of the operations")
+
+
+def edge_ids(request: HasEdge, at: str = "") -> tuple[int, int]:
+    """Source and destination of a request."""
+    source_id, destination_id = request.source_id, request.destination_id
+    # An id that is not set reads as 0, so only a 0 needs the dearer question.
+    if source_id < 0 or (source_id == 0 and not request.HasField("source_id")):
+        raise InvalidArgumentError(f"{at}source_id", ID_RULE)
+    if destination_id < 0 or (destination_id == 0 and not request.HasField("destination_id")):
+        raise InvalidArgumentError(f"{at}destination_id", ID_RULE)
+    return source_id, destination_id
+
+
+def account_id(request: Any, at: str = "") -> int:
+    """The account of a request."""
+    value: int = request.account_id
+    if value < 0 or (value == 0 and not request.HasField("account_id")):
+        raise InvalidArgumentError(f"{at}account_id", ID_RULE)
+    return value
+
+
+def account_ids(values: Sequence[int]) -> list[int]:
+    """The accounts of a batch."""
+    batch_size("account_ids", len(values))
+    found = list(values)
+    if min(found) < 0:
+        bad = next(i for i, value in enumerate(found) if value < 0)
+        raise InvalidArgumentError(f"account_ids[{bad}]", ID_RULE)
+    return found
+
+
+def batch_size(field: str, size: int) -> None:
+    """A batch has 1 to MAX_BATCH items."""
+    if not 1 <= size <= MAX_BATCH:
+        raise InvalidArgumentError(field, f"must have 1 to {MAX_BATCH} items, not {size}")
+
+
+def edge_key(request: HasEdge, topology: Topology, at: str = "") -> Key:
+    """The edge of a look-up."""
+    source_id, destination_id = edge_ids(request, at)
+    return Key(topology.kind(request.kind).number, source_id, destination_id)
+
+
+def page_size(value: int) -> int:
+    """0 is the default; above the limit is the limit."""
+    if value < 0:
+        raise InvalidArgumentError("page_size", "must not be negative")
+    return min(value or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+
+
+def state(value: int, field: str) -> State:
+    """Unspecified is ACTIVE."""
+    if value == 0:
+        return State.ACTIVE
+    try:
+        return State(value)
+    except ValueError:
+        raise InvalidArgumentError(field, "must be one of the states") from None
+
+
+def list_of(request: Any, direction: Direction, topology: Topology) -> ListOf:
+    """The list a request pages through."""
+    if request.order not in (0, pb.LIST_ORDER_NEWEST_FIRST, pb.LIST_ORDER_OLDEST_FIRST):
+        raise InvalidArgumentError("order", "must be NEWEST_FIRST or OLDEST_FIRST")
+    if request.view not in (0, pb.VIEW_FULL, pb.VIEW_IDS):
+        raise InvalidArgumentError("view", "must be FULL or IDS")
+    if request.HasField("max_staleness") and request.max_staleness.ToNanoseconds() < 0:
+        raise InvalidArgumentError("max_staleness", "must not be negative")
+    return ListOf(
+        direction,
+        account_id(request),
+        topology.kind(request.kind),
+        state(request.state, "state"),
+        request.order == pb.LIST_ORDER_OLDEST_FIRST,
+    )
+
+
+def operands(requests: Sequence[pb.Operand], topology: Topology) -> list[Operand]:
+    """The operands of a set operation."""
+    if not MIN_OPERANDS <= len(requests) <= MAX_OPERANDS:
+        raise InvalidArgumentError("operands", f"must be {MIN_OPERANDS} to {MAX_OPERANDS}, not {len(requests)}")
+    return [_operand(request, topology, f"operands[{i}]") for i, request in enumerate(requests)]
+
+
+def _operand(request: pb.Operand, topology: Topology, at: str) -> Operand:
+    which = request.WhichOneof("operand")
+    if which is None:
+        raise InvalidArgumentError(at, "must be followers_of, following_of or ids")
+    if which == "ids":
+        ids = request.ids.ids
+        if len(ids) > MAX_OPERAND_IDS:
+            raise InvalidArgumentError(f"{at}.ids", f"must be {MAX_OPERAND_IDS} at most, not {len(ids)}")
+        found = descending(np.fromiter(ids, dtype=np.int64, count=len(ids)))
+        if len(found) and found[-1] < 0:
+            raise InvalidArgumentError(f"{at}.ids", f"must be 0 to {MAX_ID} each")
+        return found
+    wanted = request.followers_of if which == "followers_of" else request.following_of
+    direction = Direction.REVERSE if which == "followers_of" else Direction.FORWARD
+    return ListIds(
+        direction,
+        account_id(wanted, f"{at}.{which}."),
+        topology.kind(wanted.kind),
+        state(wanted.state, f"{at}.{which}.state"),
+    )
+
+
+def set_scope(request: pb.IntersectRequest, operation: bytes) -> bytes:
+    """What the tokens of a set operation are bound to; also refuses orders this release does not offer."""
+    if request.order == pb.SET_ORDER_RECENCY:
+        raise NotOfferedError("order RECENCY")
+    if request.order not in (0, pb.SET_ORDER_BY_ID):
+        raise InvalidArgumentError("order", "must be BY_ID or RECENCY")
+    parts = [operand.SerializeToString(deterministic=True) for operand in request.operands]
+    return tokens.set_scope(operation, b"".join(len(part).to_bytes(4, "big") + part for part in parts))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def edge(source_id: int, destination_id: int, kind: str, version: Version) -> pb.Edge:
+    """An edge as stored."""
+    return pb.Edge(
+        source_id=source_id,
+        destination_id=destination_id,
+        kind=kind,
+        state=version.state,  # type: ignore[arg-type]
+        position=version.position,
+        since=version.since,
+    )
+
+
+def write_result(write: Write, outcome: WriteOutcome) -> pb.WriteResult:
+    """What a write did. An edge that is absent still has its names and no state."""
+    if outcome.version is not None:
+        stored = edge(write.source_id, write.destination_id, write.kind.name, outcome.version)
+    else:
+        stored = pb.Edge(source_id=write.source_id, destination_id=write.destination_id, kind=write.kind.name)
+    return pb.WriteResult(
+        edge=stored,
+        outcome=int(outcome.outcome),  # type: ignore[arg-type]
+        reason=outcome.reason,
+        duplicate=outcome.duplicate,
+        reverse_pending=outcome.reverse_pending,
+    )
+
+
+def item_result(request: pb.Write, write: Write | None, result: Result) -> pb.WriteResult:
+    """The result of a batch's item: an invalid one is REFUSED, one that could not be carried out FAILED."""
+    if isinstance(result, WriteOutcome):
+        assert write is not None, "only a checked write is carried out"
+        return write_result(write, result)
+    failed = pb.WriteResult(
+        edge=pb.Edge(
+            source_id=request.source_id if request.HasField("source_id") else None,
+            destination_id=request.destination_id if request.HasField("destination_id") else None,
+            kind=request.kind if write is None else write.kind.name,
+        ),
+        outcome=pb.OUTCOME_FAILED,
+        reason=code_of(result).name,
+    )
+    if isinstance(result, InvalidArgumentError):
+        failed.outcome = pb.OUTCOME_REFUSED
+        failed.reason = "OUT_OF_RANGE" if isinstance(result, OutOfRangeError) else "INVALID"
+    return failed
+
+
+def by_state(degrees: Degrees) -> list[pb.StateDegree]:
+    """Degrees by direction and state."""
+    return [
+        pb.StateDegree(direction=direction, state=state_, degree=degree)  # type: ignore[arg-type]
+        for direction, state_, degree in degrees.by_state
+    ]
+
+
+def degrees_message(account: int, degrees: Degrees) -> pb.Degrees:
+    """Degrees of one account of a batch."""
+    return pb.Degrees(
+        account_id=account,
+        followers=degrees.active(Direction.REVERSE),
+        following=degrees.active(Direction.FORWARD),
+        by_state=by_state(degrees),
+    )
+
+
+def set_answer(page: SetPage) -> pb.IntersectResponse:
+    """A page of ids."""
+    return pb.IntersectResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
+
+
+# Both list responses have the same fields with the same numbers, so one writer serves both (held to it by a test).
+_TAIL: Final = pb.ListFollowersResponse
+
+
+def page_bytes(wanted: ListOf, view: int, page: Page) -> bytes:
+    """A page as the wire bytes of ListFollowersResponse or ListFollowingResponse."""
+    tail = _TAIL(next_page_token=page.next_token, previous_page_token=page.previous_token)
+    if view == pb.VIEW_IDS:
+        tail.ids.extend(page.neighbors.tolist())
+        tail.since.extend(page.sinces.tolist())
+        return tail.SerializeToString()
+    return edges_bytes(wanted, page) + tail.SerializeToString()
+
+
+_VARINT_BYTES: Final = 9
+"""Bytes of the longest varint here: values are below 2^63."""
+
+_SHIFTS: Final = (7 * np.arange(_VARINT_BYTES)).astype(np.uint64)
+_TAGS: Final = {name: field.number << 3 for name, field in pb.Edge.DESCRIPTOR.fields_by_name.items()}
+_EDGES_TAG: Final = _TAIL.DESCRIPTOR.fields_by_name["edges"].number << 3 | 2
+
+
+def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """Base-128 varints: bytes of shape (n, 9), and which of them count."""
+    shifted = values.astype(np.uint64)[:, None] >> _SHIFTS
+    used = shifted > 0
+    used[:, 0] = True
+    more = np.zeros_like(used)
+    more[:, :-1] = used[:, 1:]
+    low = (shifted & np.uint64(0x7F)).astype(np.uint8)
+    return low | (more.astype(np.uint8) << np.uint8(7)), used
+
+
+def edges_bytes(wanted: ListOf, page: Page) -> bytes:
+    """`edges` of a list response, written column by column: (tag, length, Edge) for each row."""
+    n = len(page.neighbors)
+    if n == 0:
+        return b""
+    account = np.full(1, wanted.account_id, dtype=np.int64)
+    forward = wanted.direction is Direction.FORWARD
+    kind = wanted.kind.name.encode()
+    same = bytes([_TAGS["kind"] | 2, len(kind)]) + kind + bytes([_TAGS["state"], wanted.state])
+    neighbor_tag, account_tag = (
+        (_TAGS["destination_id"], _TAGS["source_id"]) if forward else (_TAGS["source_id"], _TAGS["destination_id"])
+    )
+    account_bytes, account_used = _varints(account)
+    same = bytes([account_tag]) + account_bytes[account_used].tobytes() + same
+    columns = [(neighbor_tag, page.neighbors), (_TAGS["position"], page.positions), (_TAGS["since"], page.sinces)]
+    width = 2 + len(same) + len(columns) * (1 + _VARINT_BYTES)
+    cells = np.empty((n, width), dtype=np.uint8)
+    used = np.ones((n, width), dtype=np.bool_)
+    cells[:, 0] = _EDGES_TAG
+    cells[:, 2 : 2 + len(same)] = np.frombuffer(same, dtype=np.uint8)
+    at = 2 + len(same)
+    for tag, values in columns:
+        cells[:, at] = tag
+        cells[:, at + 1 : at + 1 + _VARINT_BYTES], used[:, at + 1 : at + 1 + _VARINT_BYTES] = _varints(values)
+        at += 1 + _VARINT_BYTES
+    # At most 2 + 10 + 2 + 32 + 2 + 30 bytes, so the length is one byte.
+    cells[:, 1] = used.sum(axis=1) - 2
+    return cells[used].tobytes()

@@ -1,0 +1,282 @@
+"""Reads: look-ups, degrees and pages, from the primary of the shard that owns the slot.
+
+A shard that does not own a slot says so instead of answering nothing; the topology is then refreshed and the read goes where it
+belongs, until the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from graphd import cursor as tokens
+from graphd.cursor import Cursor
+from graphd.edge import Direction, Key, State, Version
+from graphd.errors import DeadlineError
+from graphd.limits import MAX_ID
+from graphd.placement import slot_of, slots_of
+from graphd.storage.cluster import Cluster
+from graphd.storage.items import EdgeKeys, Owners, PageRead, PageRows
+from graphd.storage.shard import Shard
+from graphd.topology import Kind
+from router.admission import Admission
+
+PAUSE_S: Final = 0.01
+MAX_PAUSE_S: Final = 0.2
+VECTOR_FROM: Final = 16
+"""From this many ids on, slots are computed with numpy."""
+
+T = TypeVar("T")
+
+
+class Degrees(NamedTuple):
+    """Degrees of one account in one kind; `by_state` holds (direction, state, degree) where the degree is not zero."""
+
+    by_state: list[tuple[int, int, int]]
+
+    def active(self, direction: Direction) -> int:
+        """Followers are REVERSE, following is FORWARD."""
+        return next((n for d, state, n in self.by_state if d == direction and state == State.ACTIVE), 0)
+
+
+class Page(NamedTuple):
+    """A page of a list, in the order asked for; columns of shape (n,). Tokens are empty where there is nothing more."""
+
+    neighbors: npt.NDArray[np.int64]
+    sinces: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    next_token: str
+    previous_token: str
+
+
+class ListOf(NamedTuple):
+    """A list to page through."""
+
+    direction: Direction
+    account_id: int
+    kind: Kind
+    state: State
+    ascending: bool
+
+    @property
+    def scope(self) -> bytes:
+        """What its page tokens are bound to."""
+        return tokens.list_scope(self.account_id, self.direction, self.kind.number, self.state, self.ascending)
+
+
+def all_slots(account_ids: Sequence[int], slots: int) -> Sequence[int]:
+    """The slot of each account."""
+    if len(account_ids) < VECTOR_FROM:
+        return [slot_of(account_id, slots) for account_id in account_ids]
+    found: Sequence[int] = slots_of(np.array(account_ids, dtype=np.int64), slots).tolist()
+    return found
+
+
+class Reader:
+    """Carries out reads. `negative`: called with (account, kind) whose stored degree is below zero, which is drift."""
+
+    def __init__(self, cluster: Cluster, admission: Admission, negative: Callable[[int, int], None]) -> None:
+        self.cluster, self._admission, self._negative = cluster, admission, negative
+
+    # -- look-ups ------------------------------------------------------------------------------------------------------
+
+    async def edge(self, key: Key, deadline: float) -> Version | None:
+        """One edge's version at its forward half; None if no row was ever written."""
+        slots = self.cluster.topology.slots
+        slot = slot_of(key.source_id, slots)
+        keys = EdgeKeys((key.source_id,), (key.kind,), (slot,), (key.destination_id,))
+
+        async def ask(shard: Shard) -> Version | _NotOwned | None:
+            [(owned, version)] = await shard.edges(keys)
+            return version if owned else NOT_OWNED
+
+        return await self.at_slot(slot, ask, deadline)
+
+    async def edges(self, keys: Sequence[Key], deadline: float) -> list[Version | None]:
+        """Versions of many edges, in order."""
+        slots = all_slots([key.source_id for key in keys], self.cluster.topology.slots)
+
+        def ask(shard: Shard, at: Sequence[int]) -> Awaitable[Sequence[tuple[bool, Version | None]]]:
+            wanted = [keys[i] for i in at]
+            return shard.edges(
+                EdgeKeys(
+                    [key.source_id for key in wanted],
+                    [key.kind for key in wanted],
+                    [slots[i] for i in at],
+                    [key.destination_id for key in wanted],
+                )
+            )
+
+        return await self._scatter(slots, ask, deadline)
+
+    async def degrees(self, account_ids: Sequence[int], kind: Kind, deadline: float) -> list[Degrees]:
+        """Degrees of many accounts, in order; an unknown account has none."""
+        slots = all_slots(account_ids, self.cluster.topology.slots)
+
+        def ask(shard: Shard, at: Sequence[int]) -> Awaitable[Sequence[tuple[bool, list[tuple[int, int, int]]]]]:
+            return shard.degrees(Owners([account_ids[i] for i in at], kind.number, [slots[i] for i in at]))
+
+        found = await self._scatter(slots, ask, deadline)
+        return [self._told(account_id, kind, rows) for account_id, rows in zip(account_ids, found, strict=True)]
+
+    def _told(self, account_id: int, kind: Kind, rows: list[tuple[int, int, int]]) -> Degrees:
+        """A negative degree is answered as 0, and told to repair: it is drift, not a number."""
+        if any(degree < 0 for _, _, degree in rows):
+            self._negative(account_id, kind.number)
+        return Degrees(sorted(row for row in rows if row[2] > 0))
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    async def page(self, wanted: ListOf, page_size: int, token: str, deadline: float) -> Page:
+        """One page. Raises InvalidArgumentError for a token of another list or order."""
+        cursor = tokens.decode(token, wanted.scope, self.cluster.token_key) if token else None
+        rows = await self._rows(wanted, cursor, page_size + 1, deadline)
+        more = len(rows.neighbors) > page_size
+        neighbors, sinces, positions = (column[:page_size] for column in rows[1:])
+        if cursor is not None and cursor.backward:
+            neighbors, sinces, positions = neighbors[::-1], sinces[::-1], positions[::-1]
+            before, after = more, True
+        else:
+            before, after = cursor is not None, more
+        if len(neighbors):
+            first = Cursor(int(sinces[0]), int(neighbors[0]), backward=True)
+            last = Cursor(int(sinces[-1]), int(neighbors[-1]))
+        else:
+            # Nothing is left on this side; the way back begins at the cursor's own row, which may still be there.
+            first, last = _turned(cursor, wanted.ascending)
+            before, after = before and cursor is not None, after and cursor is not None
+        return Page(
+            neighbors,
+            sinces,
+            positions,
+            tokens.encode(last, wanted.scope, self.cluster.token_key) if after else "",
+            tokens.encode(first, wanted.scope, self.cluster.token_key) if before else "",
+        )
+
+    async def _rows(self, wanted: ListOf, cursor: Cursor | None, row_count: int, deadline: float) -> PageRows:
+        ascending = wanted.ascending != (cursor is not None and cursor.backward)
+        if cursor is not None:
+            since, neighbor_id = cursor.since, cursor.id
+        elif ascending:
+            since, neighbor_id = -1, -1
+        else:
+            since, neighbor_id = MAX_ID, MAX_ID
+        slot = slot_of(wanted.account_id, self.cluster.topology.slots)
+
+        async def ask(shard: Shard) -> PageRows | _NotOwned:
+            read = PageRead(
+                wanted.direction.table,
+                ascending,
+                wanted.account_id,
+                wanted.kind.number,
+                slot,
+                wanted.state,
+                since,
+                neighbor_id,
+                row_count,
+            )
+            rows = await shard.page(read)
+            return rows if rows.owned else NOT_OWNED
+
+        return await self.at_slot(slot, ask, deadline)
+
+    # -- where it belongs ----------------------------------------------------------------------------------------------
+
+    async def at_slot(self, slot: int, ask: Callable[[Shard], Awaitable[T | _NotOwned]], deadline: float) -> T:
+        """Ask the shard that owns a slot, whichever that turns out to be. Raises DeadlineError."""
+        pause_s = PAUSE_S
+        async with deadline_at(deadline):
+            while True:
+                shard = self.cluster.shard_of(slot)
+                self._admission.enter(shard.name)
+                try:
+                    answer = await ask(shard)
+                finally:
+                    self._admission.leave(shard.name)
+                if not isinstance(answer, _NotOwned):
+                    return answer
+                await self.cluster.refresh()
+                await asyncio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    async def _scatter(
+        self,
+        slots: Sequence[int],
+        ask: Callable[[Shard, Sequence[int]], Awaitable[Sequence[tuple[bool, T]]]],
+        deadline: float,
+    ) -> list[T]:
+        """Ask each shard for its part, at once; what is not owned where it was thought goes round again.
+
+        Fails as a whole when one shard fails: a smaller answer would be a wrong one.
+        """
+        found: dict[int, T] = {}
+        left: Iterable[int] = range(len(slots))
+        pause_s = PAUSE_S
+        async with deadline_at(deadline):
+            while True:
+                parts: dict[str, list[int]] = {}
+                for i in left:
+                    parts.setdefault(self.cluster.shard_of(slots[i]).name, []).append(i)
+                entered = self._admission.enter_all(parts)
+                try:
+                    asked = [ask(self.cluster.shards[name], at) for name, at in parts.items()]
+                    answers: list[Any] = [await asked[0]] if len(asked) == 1 else await _all(asked)
+                finally:
+                    self._admission.leave_all(entered)
+                missing: list[int] = []
+                for at, rows in zip(parts.values(), answers, strict=True):
+                    for i, (owned, value) in zip(at, rows, strict=True):
+                        if owned:
+                            found[i] = value
+                        else:
+                            missing.append(i)
+                if not missing:
+                    return [found[i] for i in range(len(slots))]
+                left = missing
+                await self.cluster.refresh()
+                await asyncio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+
+class _NotOwned:
+    """The shard does not own the slot."""
+
+
+NOT_OWNED: Final = _NotOwned()
+
+
+@asynccontextmanager
+async def deadline_at(deadline: float) -> AsyncIterator[None]:
+    """Raise DeadlineError when the event loop's clock passes `deadline` inside."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError as error:
+        raise DeadlineError() from error
+
+
+async def _all(asked: Sequence[Awaitable[T]]) -> list[T]:
+    """Wait for all; when one fails, the others are waited for too, and the first error is raised."""
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def _turned(cursor: Cursor | None, ascending: bool) -> tuple[Cursor, Cursor]:
+    """Cursors (back, on) from an empty page: both take in the row at the cursor itself."""
+    if cursor is None:
+        return Cursor(0, 0, backward=True), Cursor(0, 0)
+    # One id further, so that "strictly after" is "from here on". Against the list's order the step has the other sign.
+    lower, higher = Cursor(cursor.since, cursor.id - 1), Cursor(cursor.since, cursor.id + 1)
+    if cursor.id == MAX_ID:
+        higher = Cursor(cursor.since + 1, -1)
+    back, on = (higher, lower) if ascending else (lower, higher)
+    return replace(back, backward=True), on

@@ -1,0 +1,287 @@
+"""GraphService: decode, call, encode. Every call goes through one wrapper, which counts it, bounds it and maps its errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import perf_counter
+from typing import Any, Final
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+from grpc import aio
+
+from graphd.clock import now_us
+from graphd.edge import Direction
+from graphd.errors import GraphdError, NotFoundError, NotOfferedError, RefusedError
+from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S
+from graphd.operations import Operation, Outcome
+from graphd.storage.cluster import Cluster
+from graphd.v1 import graph_pb2 as pb
+from router import codec
+from router.admission import Admission
+from router.metrics import RouterMetrics
+from router.reads import Reader
+from router.setreads import SetReader
+from router.status import Status, status_of
+from router.writes import Result, Writer
+
+log = structlog.get_logger()
+
+Call = Callable[[Any, float], Awaitable[Any]]
+"""(request, deadline on the event loop's clock) -> response, or its wire bytes."""
+
+_NO_MESSAGE: Final = Status(grpc.StatusCode.INTERNAL, "internal error")
+_REFUSALS: Final = {
+    "ACCOUNT_ARCHIVED": "the source or the destination is suspended; restore it first",
+    "BLOCKED": "the destination has blocked the source",
+    "NOT_PENDING": "there is no pending request to answer",
+    "NOT_BLOCKED": "the edge is not blocked",
+}
+
+
+def serialize(response: Any) -> bytes:
+    """Pages come as bytes already."""
+    data: bytes = response if isinstance(response, bytes) else response.SerializeToString()
+    return data
+
+
+class Wrapper:
+    """What every unary call has around it."""
+
+    def __init__(self, admission: Admission, metrics: RouterMetrics, default_deadline_s: float) -> None:
+        self._admission, self._metrics, self._default_s = admission, metrics, default_deadline_s
+
+    def unary(self, name: str, call: Call, request_type: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler for one method."""
+        record = self._metrics.method(name)
+        admission, default_s = self._admission, self._default_s
+
+        async def behavior(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+            began = perf_counter()
+            admission.begin()
+            code = "OK"
+            try:
+                remaining_s = context.time_remaining()
+                budget_s = default_s if remaining_s is None else min(remaining_s - DEADLINE_MARGIN_S, MAX_DEADLINE_S)
+                return await call(request, asyncio.get_running_loop().time() + budget_s)
+            except GraphdError as error:
+                status = status_of(error)
+                code = status.code.name
+                if status.code is grpc.StatusCode.INTERNAL:
+                    log.error("call.failed", method=name, error=type(error).__name__, detail=str(error))
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            except Exception as error:
+                # A bug: the caller gets no text of it, the log gets all.
+                status = _NO_MESSAGE
+                code = "INTERNAL"
+                log.error("call.failed", method=name, error=type(error).__name__, exc_info=error)
+            finally:
+                admission.end()
+                record.observe(code, perf_counter() - began)
+            return await context.abort(status.code, status.message, status.metadata)
+
+        return grpc.unary_unary_rpc_method_handler(
+            behavior, request_deserializer=request_type.FromString, response_serializer=serialize
+        )
+
+    def not_offered(self, name: str, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler for a method of the contract that a later release brings, whatever its arity."""
+        record = self._metrics.method(name)
+        status = status_of(NotOfferedError(name))
+
+        async def unary(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+            record.observe(status.code.name, 0.0)
+            await context.abort(status.code, status.message, status.metadata)
+
+        async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            record.observe(status.code.name, 0.0)
+            if context.cancelled():
+                # Never answered: it makes this a generator, which gRPC wants a stream's handler to be.
+                yield None
+            await context.abort(status.code, status.message, status.metadata)
+
+        if method.client_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream)
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+
+class GraphService:
+    """The callers' calls."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        writer: Writer,
+        reader: Reader,
+        sets: SetReader,
+        checker: codec.Checker,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._cluster, self._writer, self._reader, self._sets = cluster, writer, reader, sets
+        self._checker, self._metrics = checker, metrics
+
+    def handler(self, wrapper: Wrapper) -> grpc.GenericRpcHandler:
+        """All methods of the contract; those not offered say so."""
+        offered: dict[str, Call] = {
+            "Follow": self.follow,
+            "Unfollow": self.unfollow,
+            "BatchWrite": self.batch_write,
+            "GetEdge": self.get_edge,
+            "BatchGetEdges": self.batch_get_edges,
+            "ListFollowers": self.list_followers,
+            "ListFollowing": self.list_following,
+            "GetDegrees": self.get_degrees,
+            "BatchGetDegrees": self.batch_get_degrees,
+            "Intersect": self.intersect,
+        }
+        service = pb.DESCRIPTOR.services_by_name["GraphService"]
+        return handler_of(service, offered, wrapper)
+
+    # -- writes --------------------------------------------------------------------------------------------------------
+
+    async def follow(self, request: pb.FollowRequest, deadline: float) -> pb.FollowResponse:
+        """Follow."""
+        return pb.FollowResponse(result=await self._write(request, Operation.FOLLOW, deadline))
+
+    async def unfollow(self, request: pb.UnfollowRequest, deadline: float) -> pb.UnfollowResponse:
+        """Unfollow."""
+        return pb.UnfollowResponse(result=await self._write(request, Operation.UNFOLLOW, deadline))
+
+    async def _write(self, request: codec.HasWrite, operation: Operation, deadline: float) -> pb.WriteResult:
+        write = self._checker.write(request, operation, self._cluster.topology, now_us())
+        [result] = await self._writer.write((write,), deadline)
+        self._count(result)
+        if isinstance(result, GraphdError):
+            raise result
+        if result.outcome is Outcome.REFUSED:
+            raise RefusedError(result.reason, _REFUSALS.get(result.reason, "the stored state does not allow it"))
+        return codec.write_result(write, result)
+
+    async def batch_write(self, request: pb.BatchWriteRequest, deadline: float) -> pb.BatchWriteResponse:
+        """Each item for itself."""
+        checked = self._checker.batch(request.writes, self._cluster.topology, now_us())
+        writes = [write for write in checked if not isinstance(write, GraphdError)]
+        results = iter(await self._writer.write(writes, deadline) if writes else ())
+        answers: list[pb.WriteResult] = []
+        for asked, write in zip(request.writes, checked, strict=True):
+            if isinstance(write, GraphdError):
+                answers.append(codec.item_result(asked, None, write))
+            else:
+                result = next(results)
+                self._count(result)
+                answers.append(codec.item_result(asked, write, result))
+        return pb.BatchWriteResponse(results=answers)
+
+    def _count(self, result: Result) -> None:
+        outcomes = self._metrics.outcomes
+        if isinstance(result, GraphdError):
+            outcomes["FAILED"] = outcomes.get("FAILED", 0) + 1
+            return
+        name = result.outcome.name
+        outcomes[name] = outcomes.get(name, 0) + 1
+        self._metrics.reverse_pending += result.reverse_pending
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    async def get_edge(self, request: pb.GetEdgeRequest, deadline: float) -> pb.GetEdgeResponse:
+        """One edge."""
+        if request.verify:
+            raise NotOfferedError("verify")
+        topology = self._cluster.topology
+        key = codec.edge_key(request, topology)
+        version = await self._reader.edge(key, deadline)
+        if version is None:
+            raise NotFoundError("no such edge was ever written")
+        return pb.GetEdgeResponse(
+            edge=codec.edge(key.source_id, key.destination_id, topology.kind(request.kind).name, version)
+        )
+
+    async def batch_get_edges(self, request: pb.BatchGetEdgesRequest, deadline: float) -> pb.BatchGetEdgesResponse:
+        """Many edges."""
+        codec.batch_size("edges", len(request.edges))
+        topology = self._cluster.topology
+        keys = [codec.edge_key(asked, topology, f"edges[{i}].") for i, asked in enumerate(request.edges)]
+        versions = await self._reader.edges(keys, deadline)
+        result = pb.BatchGetEdgesResponse.Result
+        return pb.BatchGetEdgesResponse(
+            results=[
+                result(
+                    found=True,
+                    edge=codec.edge(key.source_id, key.destination_id, topology.kind(asked.kind).name, version),
+                )
+                if version is not None
+                else result()
+                for key, asked, version in zip(keys, request.edges, versions, strict=True)
+            ]
+        )
+
+    async def list_followers(self, request: pb.ListFollowersRequest, deadline: float) -> bytes:
+        """A page of those who follow the account."""
+        return await self._list(request, Direction.REVERSE, deadline)
+
+    async def list_following(self, request: pb.ListFollowingRequest, deadline: float) -> bytes:
+        """A page of those whom the account follows."""
+        return await self._list(request, Direction.FORWARD, deadline)
+
+    async def _list(
+        self, request: pb.ListFollowersRequest | pb.ListFollowingRequest, direction: Direction, deadline: float
+    ) -> bytes:
+        wanted = codec.list_of(request, direction, self._cluster.topology)
+        page = await self._reader.page(wanted, codec.page_size(request.page_size), request.page_token, deadline)
+        return codec.page_bytes(wanted, request.view, page)
+
+    async def get_degrees(self, request: pb.GetDegreesRequest, deadline: float) -> pb.GetDegreesResponse:
+        """Degrees of one account."""
+        account_id = codec.account_id(request)
+        [degrees] = await self._reader.degrees((account_id,), self._cluster.topology.kind(request.kind), deadline)
+        return pb.GetDegreesResponse(
+            followers=degrees.active(Direction.REVERSE),
+            following=degrees.active(Direction.FORWARD),
+            by_state=codec.by_state(degrees),
+        )
+
+    async def batch_get_degrees(
+        self, request: pb.BatchGetDegreesRequest, deadline: float
+    ) -> pb.BatchGetDegreesResponse:
+        """Degrees of many accounts."""
+        accounts = codec.account_ids(request.account_ids)
+        found = await self._reader.degrees(accounts, self._cluster.topology.kind(request.kind), deadline)
+        return pb.BatchGetDegreesResponse(
+            results=[codec.degrees_message(account, degrees) for account, degrees in zip(accounts, found, strict=True)]
+        )
+
+    async def intersect(self, request: pb.IntersectRequest, deadline: float) -> pb.IntersectResponse:
+        """Ids that all operands hold."""
+        operands = codec.operands(request.operands, self._cluster.topology)
+        page = await self._sets.intersect(
+            operands,
+            codec.set_scope(request, b"intersect"),
+            codec.page_size(request.page_size),
+            request.page_token,
+            deadline,
+        )
+        return codec.set_answer(page)
+
+
+def handler_of(service: Any, offered: dict[str, Call], wrapper: Wrapper) -> grpc.GenericRpcHandler:
+    """The generic handler of a service: what is offered, and UNIMPLEMENTED with a sentence for the rest."""
+    strangers = offered.keys() - {method.name for method in service.methods}
+    assert not strangers, f"not in the contract: {strangers}"
+    handlers = {
+        method.name: wrapper.unary(method.name, offered[method.name], _request_type(method))
+        if method.name in offered
+        else wrapper.not_offered(method.name, method)
+        for method in service.methods
+    }
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def _request_type(method: Any) -> type[Message]:
+    message: type[Message] = method.input_type._concrete_class
+    return message

@@ -1,0 +1,386 @@
+"""The write path: an operation is decided at its forward half, its version is carried to the reverse half, then the caller is answered.
+
+Everything happens in callbacks of the lanes, so a batch of 500 costs one future. What may go wrong, and what then:
+
+- the shard does not own the slot: refresh the topology, try again, until the deadline;
+- the operation changed nothing: read the row to say why (REFUSED, STALE), keep that as the receipt's answer; if the row as read would
+  no longer refuse, run again;
+- the reverse half cannot be delivered in time: the write is a success with `reverse_pending`, the relay delivers;
+- the deadline passes: what waits is taken out, what was sent runs on, and the caller is told that it may have been kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import structlog
+
+from graphd.clock import HybridClock
+from graphd.edge import State, Version
+from graphd.errors import DeadlineError, GraphdError, RequestIdReusedError
+from graphd.operations import (
+    Operation,
+    Outcome,
+    acting_account,
+    decide_given,
+    outcome_of,
+    refusal_reason,
+)
+from graphd.placement import slot_of
+from graphd.storage.cluster import Cluster
+from graphd.storage.items import Answer, EdgeKeys, Receipt, ReverseItem, WriteItem
+from graphd.storage.shard import Shard
+from graphd.topology import Kind
+from router.admission import Admission
+
+log = structlog.get_logger()
+
+PAUSE_S: Final = 0.01
+MAX_PAUSE_S: Final = 0.2
+"""Pauses between two tries of an item whose slot is being handed over."""
+
+_FINGERPRINT: Final = struct.Struct(">BqqhBqB")
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A checked write. `position` None: live."""
+
+    operation: Operation
+    source_id: int
+    destination_id: int
+    kind: Kind
+    position: int | None = None
+    request_id: str | None = None
+    backfill: bool = False
+
+    @property
+    def edge(self) -> tuple[int, int, int]:
+        """What orders writes among each other."""
+        return (self.source_id, self.kind.number, self.destination_id)
+
+    def receipt(self) -> Receipt | None:
+        """Under which the answer is remembered, if the caller gave a request id."""
+        if self.request_id is None:
+            return None
+        packed = _FINGERPRINT.pack(
+            self.operation,
+            self.source_id,
+            self.destination_id,
+            self.kind.number,
+            self.position is not None,
+            self.position or 0,
+            self.backfill,
+        )
+        digest = hashlib.blake2b(packed, digest_size=8, person=b"graphd.receipt").digest()
+        actor_id = acting_account(self.operation, self.source_id, self.destination_id)
+        return Receipt(actor_id, self.request_id, int.from_bytes(digest, "big", signed=True))
+
+
+class WriteOutcome(NamedTuple):
+    """What a write did. `version` None: the edge is absent still."""
+
+    version: Version | None
+    outcome: Outcome
+    reason: str = ""
+    duplicate: bool = False
+    reverse_pending: bool = False
+
+
+Result = WriteOutcome | GraphdError
+
+
+class _Group:
+    """The writes of one call: done when the last of them is."""
+
+    __slots__ = ("chains", "done", "left", "results", "reverse_timer", "runs")
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self.results: list[Result | None] = [None] * size
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.runs: list[_Run] = []
+        self.chains: dict[tuple[int, int, int], deque[_Run]] = {}
+        self.reverse_timer: asyncio.TimerHandle | None = None
+
+    def expire_reverse(self) -> None:
+        """Those that wait for their reverse half only are answered without it."""
+        for run in self.runs:
+            run.give_up_reverse()
+
+
+class _Run:
+    """One write on its way."""
+
+    __slots__ = ("finished", "group", "index", "item", "outbox_id", "outcome", "pauses", "shard", "write", "writer")
+
+    def __init__(self, writer: Writer, group: _Group, index: int, write: Write) -> None:
+        self.writer, self.group, self.index, self.write = writer, group, index, write
+        self.item: WriteItem | None = None
+        self.outcome: WriteOutcome | None = None
+        self.outbox_id: UUID | None = None
+        self.shard: Shard | None = None
+        self.finished = False
+        self.pauses = 0
+
+    def begin(self) -> None:
+        """Hand the operation to the lane of its source's shard."""
+        if self.finished:
+            return
+        write, cluster = self.write, self.writer.cluster
+        slots = cluster.topology.slots
+        slot = slot_of(write.source_id, slots)
+        self.item = WriteItem(
+            write.source_id,
+            write.destination_id,
+            write.kind.number,
+            slot,
+            slot_of(write.destination_id, slots),
+            write.operation,
+            write.position is not None,
+            self.writer.clock.stamp() if write.position is None else write.position,
+            write.receipt(),
+            self.decided,
+        )
+        self.shard = cluster.shard_of(slot)
+        try:
+            self.shard.write(self.item)
+        except GraphdError as error:
+            self.finish(error)
+
+    def decided(self, item: WriteItem, answer: Answer | GraphdError) -> None:
+        """The lane's answer."""
+        if isinstance(answer, GraphdError):
+            self.finish(answer)
+        elif not answer.owned:
+            self.writer.spawn(self._again())
+        elif answer.remembered is not None:
+            self._duplicate(item, answer)
+        elif answer.version is None:
+            self.writer.spawn(self._explain(item))
+        else:
+            self.writer.clock.observe(answer.version.position)
+            self.outcome = WriteOutcome(answer.version, outcome_of(answer.before, answer.version))
+            if answer.outbox_id is None:
+                self.finish(self.outcome)
+            else:
+                self.outbox_id = answer.outbox_id
+                self._deliver()
+
+    def _duplicate(self, item: WriteItem, answer: Answer) -> None:
+        remembered = answer.remembered
+        assert remembered is not None
+        assert item.receipt is not None
+        if remembered.fingerprint != item.receipt.fingerprint:
+            self.finish(RequestIdReusedError())
+            return
+        reason = ""
+        if remembered.outcome is Outcome.REFUSED:
+            state = State(remembered.version.state) if remembered.version is not None else None
+            reason = refusal_reason(self.write.operation, state) or ""
+        self.finish(WriteOutcome(remembered.version, remembered.outcome, reason, duplicate=True))
+
+    # -- the reverse half ----------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        """Carry the version to the destination's shard."""
+        item, outcome = self.item, self.outcome
+        assert item is not None
+        assert outcome is not None
+        assert outcome.version is not None
+        group = self.group
+        if group.reverse_timer is None and not group.done.done():
+            group.reverse_timer = asyncio.get_running_loop().call_later(
+                self.writer.reverse_wait_s, group.expire_reverse
+            )
+        try:
+            self.writer.cluster.shard_of(item.peer_slot).deliver(
+                ReverseItem(
+                    item.destination_id, item.kind, item.peer_slot, item.source_id, outcome.version, self.delivered
+                )
+            )
+        except GraphdError:
+            self.give_up_reverse()
+
+    def delivered(self, answer: bool | GraphdError) -> None:
+        """The other shard's answer. The outbox row goes only when that shard owned the slot."""
+        item = self.item
+        assert item is not None
+        assert self.outbox_id is not None
+        if isinstance(answer, GraphdError):
+            self.give_up_reverse()
+        elif answer:
+            assert self.shard is not None
+            assert self.outcome is not None
+            self.shard.strike(item.slot, self.outbox_id)
+            self.finish(self.outcome)
+        else:
+            self.writer.spawn(self._deliver_again())
+
+    async def _deliver_again(self) -> None:
+        if not self.finished and await self._pause():
+            self._deliver()
+        else:
+            self.give_up_reverse()
+
+    def give_up_reverse(self) -> None:
+        """The write stands; its reverse half is left to the relay."""
+        if self.outcome is not None:
+            self.finish(self.outcome._replace(reverse_pending=True))
+
+    # -- again, and why ------------------------------------------------------------------------------------------------
+
+    async def _pause(self) -> bool:
+        """Learn the newest topology and wait a little; False when the caller has gone meanwhile."""
+        await self.writer.cluster.refresh()
+        await asyncio.sleep(min(MAX_PAUSE_S, PAUSE_S * 2**self.pauses))
+        self.pauses += 1
+        return not self.finished
+
+    async def _again(self) -> None:
+        if await self._pause():
+            self.begin()
+
+    async def _explain(self, item: WriteItem) -> None:
+        """The operation changed nothing: read the row, and say why or run again."""
+        shard = self.writer.cluster.shard_of(item.slot)
+        try:
+            keys = EdgeKeys([item.source_id], [item.kind], [item.slot], [item.destination_id])
+            [(owned, stored)] = await shard.edges(keys)
+            if not owned:
+                await self._again()
+                return
+            outcome = self._reason(item, stored)
+            if outcome is not None and item.receipt is not None:
+                kept = await shard.remember(item.slot, item.receipt, outcome.outcome, stored)
+                outcome = outcome if kept else None
+        except GraphdError as error:
+            self.finish(error)
+            return
+        if outcome is not None:
+            self.finish(outcome)
+        elif not self.finished:
+            self.begin()
+
+    def _reason(self, item: WriteItem, stored: Version | None) -> WriteOutcome | None:
+        """REFUSED, STALE or UNCHANGED as the row explains it; None when it no longer does."""
+        if item.given:
+            decision = decide_given(item.operation, stored, item.stamp)
+            if decision.outcome in (Outcome.STALE, Outcome.UNCHANGED) and decision.version == stored:
+                return WriteOutcome(stored, decision.outcome)
+            return None
+        reason = refusal_reason(item.operation, State(stored.state) if stored is not None else None)
+        return WriteOutcome(stored, Outcome.REFUSED, reason) if reason is not None else None
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def finish(self, result: Result) -> None:
+        """Settle this write, once; begin the next one of the same edge."""
+        if self.finished:
+            return
+        self.finished = True
+        group = self.group
+        group.results[self.index] = result
+        group.left -= 1
+        if group.chains and (chain := group.chains.get(self.write.edge)):
+            # Not from here: a chain of a thousand that fail at once would be as deep a recursion.
+            asyncio.get_running_loop().call_soon(chain.popleft().begin)
+        if group.left == 0 and not group.done.done():
+            group.done.set_result(None)
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        if self.outcome is not None:
+            self.give_up_reverse()
+            return
+        kept = self.item is not None and self.item.sent
+        if self.item is not None:
+            self.item.abandoned = True
+        self.finish(DeadlineError(kept=kept))
+
+
+class Writer:
+    """Carries out writes. `reverse_wait_s`: how long a decided write waits for its reverse half."""
+
+    def __init__(self, cluster: Cluster, clock: HybridClock, admission: Admission, reverse_wait_s: float) -> None:
+        self.cluster, self.clock, self.reverse_wait_s = cluster, clock, reverse_wait_s
+        self._admission = admission
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a rare detour of a write, and hold on to it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("write.detour_failed", error=type(error).__name__, exc_info=error)
+
+    async def close(self) -> None:
+        """Wait for what is still under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def write(self, writes: Sequence[Write], deadline: float) -> list[Result]:
+        """Carry out writes; a result or an error for each, in order. Writes of one edge apply in the order given.
+
+        `deadline`: on the event loop's clock. Raises OverloadedError when a shard they need has too many callers.
+        """
+        cluster = self.cluster
+        slots = cluster.topology.slots
+        if len(writes) == 1:
+            needed = {cluster.shard_of(slot_of(writes[0].source_id, slots)).name}
+        else:
+            needed = {cluster.shard_of(slot_of(write.source_id, slots)).name for write in writes}
+        entered = self._admission.enter_all(needed)
+        try:
+            return await self._write(writes, deadline)
+        finally:
+            self._admission.leave_all(entered)
+
+    async def _write(self, writes: Sequence[Write], deadline: float) -> list[Result]:
+        group = _Group(len(writes))
+        runs = group.runs = [_Run(self, group, index, write) for index, write in enumerate(writes)]
+        if len(runs) == 1:
+            runs[0].begin()
+        else:
+            for run in _first_of_each_edge(group, runs):
+                run.begin()
+        if not group.done.done():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await group.done
+            except TimeoutError:
+                for run in runs:
+                    run.expire()
+            except asyncio.CancelledError:
+                for run in runs:
+                    run.expire()
+                raise
+            finally:
+                if group.reverse_timer is not None:
+                    group.reverse_timer.cancel()
+        return [result for result in group.results if result is not None]
+
+
+def _first_of_each_edge(group: _Group, runs: Sequence[_Run]) -> list[_Run]:
+    """Those that may begin at once; the others are chained behind the one before them."""
+    first: list[_Run] = []
+    seen: set[tuple[int, int, int]] = set()
+    for run in runs:
+        edge = run.write.edge
+        if edge in seen:
+            group.chains.setdefault(edge, deque()).append(run)
+        else:
+            seen.add(edge)
+            first.append(run)
+    return first
