@@ -21,7 +21,7 @@ from graphd.devcluster.binaries import PostgresNotFoundError
 from graphd.devcluster.folder import Folder, State, default_data
 from graphd.devcluster.plan import DevClusterError, MisuseError, Options, Plan
 from graphd.devcluster.postgres import HOST, PostgresError, PostgresServer, PostgresSpec, start_all, stop_all
-from graphd.devcluster.services import Service, ServiceError, worker_pids
+from graphd.devcluster.services import Service, ServiceError
 from graphd.errors import StartError
 from graphd.storage import migrate
 
@@ -116,7 +116,10 @@ class DevCluster:
             for name in state.plan.shards
             for server in [self._server(state.plan, name)]
         ]
-        workers = worker_pids(router) if router and router.is_running() else []
+        workers: list[int] = []
+        if router is not None and router.is_running():
+            # With several workers the process started first is their supervisor, and serves nothing itself.
+            workers = router.children("--worker") if state.plan.workers > 1 else [router.pid]
         repair_pid = repair.pid if repair and repair.is_running() else None
         return {
             "router": f"{HOST}:{ports.router}",
@@ -133,7 +136,7 @@ class DevCluster:
             "slots": state.plan.slots,
             "data": str(self.folder.path),
             "config": str(self.config),
-            "running": bool(workers)
+            "running": len(workers) == state.plan.workers
             and all(shard["pid"] for shard in shards)
             and (repair_pid is not None or not state.plan.repair),
         }

@@ -47,6 +47,10 @@ class Process:
             return []
         return processes.session_members(self.pid)
 
+    def children(self, argument: str) -> list[int]:
+        """Those it started with this argument on their command line."""
+        return [pid for pid in self.members() if pid != self.pid and argument in processes.command_line(pid)]
+
     def signal(self, number: signal.Signals, *, everybody: bool = False) -> None:
         for pid in self.members() if everybody else [self.pid]:
             with contextlib.suppress(ProcessLookupError):
@@ -71,8 +75,7 @@ class Service:
             self.log.replace(self.log.with_name(f"{self.log.name}.1"))
         with open(self.log, "ab") as log:
             child = subprocess.Popen(
-                # -P: what lies in the working folder is no module of ours.
-                [sys.executable, "-P", "-m", self.module, *self.arguments],
+                [sys.executable, "-m", self.module, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -128,18 +131,6 @@ def reap() -> None:
     _children[:] = [child for child in _children if child.poll() is None]
 
 
-def worker_pids(process: Process) -> list[int]:
-    """The serving processes: the one started, or its workers where it has some."""
-    if not process.members():
-        return []
-    workers = [pid for pid in process.members() if pid != process.pid and not _is_helper(pid)]
-    return workers or [process.pid]
-
-
-def _is_helper(pid: int) -> bool:
-    return any("resource_tracker" in argument for argument in processes.command_line(pid))
-
-
 def _none_left(process: Process) -> bool:
     reap()
     return not process.members()
@@ -168,4 +159,6 @@ def _environment() -> dict[str, str]:
     def is_own(name: str) -> bool:
         return name.upper().startswith(_OWN_VARIABLES) or name.upper() in ("GRAPHD_ROUTER", "GRAPHD_REPAIR")
 
-    return {name: value for name, value in os.environ.items() if not is_own(name)}
+    # Safe path: what lies in the working folder is no module of ours, nor of the workers that inherit this.
+    kept = {name: value for name, value in os.environ.items() if not is_own(name)}
+    return {**kept, "PYTHONSAFEPATH": "1"}
