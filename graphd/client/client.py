@@ -1,0 +1,202 @@
+"""GraphService for callers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+import grpc
+
+from graphd.client import codec
+from graphd.client.batch import to_repeat
+from graphd.client.calls import Connection, Method
+from graphd.client.listing import Listing
+from graphd.client.values import (
+    Degrees,
+    Edge,
+    EdgeKey,
+    ListOptions,
+    Neighbor,
+    Operand,
+    Page,
+    SetOrder,
+    Write,
+    WriteOptions,
+    WriteResult,
+)
+from graphd.errors import GraphdError, InvalidArgumentError
+from graphd.limits import MAX_BATCH, MAX_PAGE_SIZE
+from graphd.v1 import graph_pb2 as pb
+from graphd.v1.graph_pb2_grpc import GraphServiceStub
+
+if TYPE_CHECKING:
+    from graphd.v1.graph_pb2_grpc import GraphServiceAsyncStub  # generated for type checkers only
+
+
+class Client(Connection):
+    """Calls of GraphService."""
+
+    def _bind(self, channel: grpc.aio.Channel) -> None:
+        self._stub: GraphServiceAsyncStub = GraphServiceStub(channel)
+
+    async def follow(self, source_id: int, destination_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Make the edge ACTIVE. Raises RefusedError when the stored state does not allow it."""
+        return await self._write(self._stub.Follow, pb.FollowRequest, source_id, destination_id, options)
+
+    async def unfollow(self, source_id: int, destination_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Make the edge REMOVED. Raises RefusedError when the stored state does not allow it."""
+        return await self._write(self._stub.Unfollow, pb.UnfollowRequest, source_id, destination_id, options)
+
+    async def batch_write(self, writes: Sequence[Write], *, deadline_s: float | None = None) -> list[WriteResult]:
+        """1..1000 writes; a result for each, in the same order.
+
+        Items that failed for a passing reason are sent again while there is time, each under its own request id; what is still
+        FAILED then stands in the result with its reason.
+        """
+        _check_batch("writes", writes)
+        wires = [codec.write(i, write, write.request_id or _new_id()) for i, write in enumerate(writes)]
+        patience = self._patience(deadline_s)
+        results: dict[int, WriteResult] = {}
+        waiting = list(range(len(wires)))
+        while True:
+            request = pb.BatchWriteRequest(writes=[wires[i] for i in waiting])
+            try:
+                answer = await self._patient(self._stub.BatchWrite, request, patience, writes=True)
+            except GraphdError:
+                if not results:
+                    raise
+                # The results of the first round are known, and tell what failed.
+                break
+            results |= zip(waiting, map(codec.write_result, answer.results), strict=True)
+            waiting = to_repeat(writes, [results[i] for i in range(len(writes))])
+            if not waiting or not await patience.pause():
+                break
+        return [results[i] for i in range(len(writes))]
+
+    async def get_edge(
+        self,
+        source_id: int,
+        destination_id: int,
+        *,
+        kind: str = "",
+        verify: bool = False,
+        deadline_s: float | None = None,
+    ) -> Edge:
+        """One edge, in whatever state. Raises NotFoundError when it was never written."""
+        request = pb.GetEdgeRequest(
+            source_id=codec.account("source_id", source_id),
+            destination_id=codec.account("destination_id", destination_id),
+            kind=kind,
+            verify=verify,
+        )
+        answer = await self._unary(self._stub.GetEdge, request, deadline_s)
+        return codec.edge(answer.edge)
+
+    async def batch_get_edges(self, edges: Sequence[EdgeKey], *, deadline_s: float | None = None) -> list[Edge | None]:
+        """1..1000 edges in the order asked; None for one never written."""
+        _check_batch("edges", edges)
+        request = pb.BatchGetEdgesRequest(edges=[codec.edge_key(i, key) for i, key in enumerate(edges)])
+        answer = await self._unary(self._stub.BatchGetEdges, request, deadline_s)
+        return [codec.edge(result.edge) if result.found else None for result in answer.results]
+
+    def followers(self, account_id: int, **options: Unpack[ListOptions]) -> Listing[Edge]:
+        """The edges that arrive at an account."""
+        return self._full(self._stub.ListFollowers, pb.ListFollowersRequest, account_id, options)
+
+    def following(self, account_id: int, **options: Unpack[ListOptions]) -> Listing[Edge]:
+        """The edges that leave an account."""
+        return self._full(self._stub.ListFollowing, pb.ListFollowingRequest, account_id, options)
+
+    def follower_ids(self, account_id: int, **options: Unpack[ListOptions]) -> Listing[Neighbor]:
+        """Who follows an account and since when: a third of the bytes of `followers`."""
+        return self._ids(self._stub.ListFollowers, pb.ListFollowersRequest, account_id, options)
+
+    def following_ids(self, account_id: int, **options: Unpack[ListOptions]) -> Listing[Neighbor]:
+        """Whom an account follows and since when."""
+        return self._ids(self._stub.ListFollowing, pb.ListFollowingRequest, account_id, options)
+
+    async def get_degrees(self, account_id: int, *, kind: str = "", deadline_s: float | None = None) -> Degrees:
+        """Exact counts; zeros for an account that nobody has named yet."""
+        request = pb.GetDegreesRequest(account_id=codec.account("account_id", account_id), kind=kind)
+        answer = await self._unary(self._stub.GetDegrees, request, deadline_s)
+        return codec.degrees(account_id, answer)
+
+    async def batch_get_degrees(
+        self, account_ids: Sequence[int], *, kind: str = "", deadline_s: float | None = None
+    ) -> list[Degrees]:
+        """Counts of 1..1000 accounts, in the order asked."""
+        _check_batch("account_ids", account_ids)
+        request = pb.BatchGetDegreesRequest(account_ids=codec.accounts("account_ids", account_ids), kind=kind)
+        answer = await self._unary(self._stub.BatchGetDegrees, request, deadline_s)
+        return [codec.degrees(account_id, row) for account_id, row in zip(account_ids, answer.results, strict=True)]
+
+    def intersect(
+        self,
+        *operands: Operand,
+        order: SetOrder = SetOrder.BY_ID,
+        page_size: int = MAX_PAGE_SIZE,
+        deadline_s: float | None = None,
+    ) -> Listing[int]:
+        """The ids that all of 2..16 operands hold, descending, or in the order of the first operand."""
+
+        async def fetch(page_token: str, size: int) -> Page[int]:
+            request = pb.IntersectRequest(
+                operands=[codec.operand(i, value) for i, value in enumerate(operands)],
+                order=pb.SetOrder.ValueType(order),
+                page_size=size,
+                page_token=page_token,
+            )
+            answer = await self._unary(self._stub.Intersect, request, deadline_s)
+            return Page(tuple(answer.ids), answer.next_page_token, partial=answer.partial)
+
+        return Listing(fetch, page_size)
+
+    async def _write(
+        self,
+        method: Method[codec.SingleRequest, codec.SingleResponse],
+        message: type[codec.SingleRequest],
+        source_id: int,
+        destination_id: int,
+        options: WriteOptions,
+    ) -> WriteResult:
+        request_id = options.get("request_id") or _new_id()
+        request = codec.single_request(message, source_id, destination_id, request_id, options)
+        answer = await self._unary(method, request, options.get("deadline_s"), writes=True)
+        return codec.write_result(answer.result)
+
+    def _full(
+        self,
+        method: Method[codec.ListRequest, codec.ListResponse],
+        message: type[codec.ListRequest],
+        account_id: int,
+        options: ListOptions,
+    ) -> Listing[Edge]:
+        async def fetch(page_token: str, size: int) -> Page[Edge]:
+            request = codec.list_request(message, account_id, options, page_token, size, pb.VIEW_FULL)
+            return codec.edge_page(await self._unary(method, request, options.get("deadline_s")))
+
+        return Listing(fetch, options.get("page_size", MAX_PAGE_SIZE))
+
+    def _ids(
+        self,
+        method: Method[codec.ListRequest, codec.ListResponse],
+        message: type[codec.ListRequest],
+        account_id: int,
+        options: ListOptions,
+    ) -> Listing[Neighbor]:
+        async def fetch(page_token: str, size: int) -> Page[Neighbor]:
+            request = codec.list_request(message, account_id, options, page_token, size, pb.VIEW_IDS)
+            return codec.neighbor_page(await self._unary(method, request, options.get("deadline_s")))
+
+        return Listing(fetch, options.get("page_size", MAX_PAGE_SIZE))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _check_batch(field: str, items: Sequence[object]) -> None:
+    # Refused here, since a batch beyond the size of a message would fail without our words.
+    if not 1 <= len(items) <= MAX_BATCH:
+        raise InvalidArgumentError(field, f"must hold 1 to {MAX_BATCH} items")
