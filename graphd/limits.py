@@ -76,3 +76,6 @@ RELAY_BATCH: Final = 1_000
 
 RELAY_LEASE_S: Final = 10.0
 """A relay that died leaves its rows to others after this time."""
+
+RELAY_MAX_REFUSALS: Final = 10
+"""An owed version that the destination's store refused this often, for a reason of its own, can never apply: it is parked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -80,13 +79,3 @@ def split_listen(listen: str) -> tuple[str, int]:
     """`host:port` as (host, port); brackets of an IPv6 address taken off."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop where it is installed (extra `fast`), else the standard one."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

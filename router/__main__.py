@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import structlog
-
-from graphd import __version__, logs
-from graphd.config import Config, load, unknown_variables
-from graphd.errors import CatalogUnavailableError, ConfigError, StartError
-from graphd.observe import loop_factory
+from graphd import __version__
+from graphd.config import Config
+from graphd.process import run_process
 
 EXAMPLES = """examples:
   graphd-router --config graphd.toml
@@ -51,22 +47,10 @@ async def serve(config: Config, path: Path, worker: int | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; answers the exit status."""
     options = arguments(sys.argv[1:] if argv is None else argv)
-    try:
-        config = load(options.config)
-    except ConfigError as error:
-        print(f"graphd-router: {error}", file=sys.stderr)  # noqa: T201 - before there is a log
-        return 2
-    logs.configure(config.log, process="router", **({} if options.worker is None else {"worker": options.worker}))
-    log = structlog.get_logger()
-    for name in unknown_variables():
-        log.warning("config.unknown_variable", name=name, hint="misspelt? no key of the configuration has this name")
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve(config, options.config, options.worker))
-    except (StartError, CatalogUnavailableError) as error:
-        print(f"graphd-router: {error}", file=sys.stderr)  # noqa: T201 - one clear line, whatever the log's format
-        return 1
-    return 0
+    always = {"process": "router"} | ({} if options.worker is None else {"worker": options.worker})
+    return run_process(
+        "graphd-router", options.config, always, lambda config: serve(config, options.config, options.worker)
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 -- name: lease
--- Rows that are due, of slots owned here, put off so that no other relay takes them meanwhile. No lock is held while they are
--- delivered. Each attempt is counted before it is made, and puts the next one off further, up to a limit.
+-- Rows that are due, of slots owned here and owed to slots that can be reached now, put off so that no other relay takes them
+-- meanwhile. No lock is held while they are delivered. Each attempt is counted before it is made.
 UPDATE outbox AS o
 SET due = now() + %(lease_s)s::float8 * interval '1 second', attempts = o.attempts + 1
 FROM (
     SELECT p.slot, p.id
     FROM outbox AS p
-    WHERE p.due <= now() AND NOT p.parked AND p.slot IN (SELECT s.slot FROM slots AS s WHERE s.owned)
+    WHERE p.due <= now() AND NOT p.parked
+        AND p.slot IN (SELECT s.slot FROM slots AS s WHERE s.owned)
+        AND (hashint8extended(p.destination_id, 0) & %(mask)s::bigint)::smallint = ANY (%(reachable)s::smallint[])
     ORDER BY p.due
     LIMIT %(row_count)s::integer
     FOR UPDATE SKIP LOCKED
@@ -17,8 +19,8 @@ RETURNING o.slot, o.id, o.kind, o.source_id, o.destination_id, o.attempts;
 -- name: put_off
 -- Rows that could not be delivered now become due again after a pause.
 UPDATE outbox AS o
-SET due = now() + %(pause_s)s::float8 * interval '1 second'
-FROM unnest(%(slot)s::smallint[], %(id)s::uuid[]) AS k (slot, id)
+SET due = now() + k.pause_s * interval '1 second'
+FROM unnest(%(slot)s::smallint[], %(id)s::uuid[], %(pause_s)s::float8[]) AS k (slot, id, pause_s)
 WHERE o.slot = k.slot AND o.id = k.id;
 
 -- name: park
@@ -27,10 +29,6 @@ UPDATE outbox AS o
 SET parked = true, problem = k.problem
 FROM unnest(%(slot)s::smallint[], %(id)s::uuid[], %(problem)s::text[]) AS k (slot, id, problem)
 WHERE o.slot = k.slot AND o.id = k.id;
-
--- name: wake
--- Everything owed becomes due now: the shard it is owed to has come back.
-UPDATE outbox SET due = now() WHERE due > now() AND NOT parked AND attempts > 0;
 
 -- name: backlog
 -- How much is owed, how old the oldest is, and how much is parked.

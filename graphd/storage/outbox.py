@@ -1,0 +1,92 @@
+"""What one shard owes to others, as the relay sees it, and the receipts it has kept long enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from graphd.limits import RECEIPT_KEEP_S, RELAY_BATCH, RELAY_LEASE_S
+from graphd.storage.arrays import Int2s
+from graphd.storage.queries import statement
+from graphd.storage.shard import Shard
+
+
+class Owed(NamedTuple):
+    """An outbox row: the edge whose reverse half may be behind. `attempts` counts this one."""
+
+    slot: int
+    id: UUID
+    kind: int
+    source_id: int
+    destination_id: int
+    attempts: int
+
+
+class Backlog(NamedTuple):
+    """Rows owed, the age of the oldest in seconds, and rows parked."""
+
+    length: int
+    age_s: float
+    parked: int
+
+
+class Outbox:
+    """The outbox of one shard. Every method raises ShardUnavailableError."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def lease(self, slots: int, reachable: Sequence[int]) -> list[Owed]:
+        """Due rows whose destination lies in one of the `reachable` slots, for RELAY_LEASE_S; `slots` of the cluster."""
+        async with self._shard.session() as connection:
+            cursor = await connection.execute(
+                statement("relay", "lease"),
+                {
+                    "lease_s": RELAY_LEASE_S,
+                    "row_count": RELAY_BATCH,
+                    "mask": slots - 1,
+                    "reachable": Int2s(reachable),
+                },
+            )
+            return [Owed(*row) for row in await cursor.fetchall()]
+
+    async def put_off(self, rows: Sequence[Owed], pauses_s: Sequence[float]) -> None:
+        """Make rows due again after a pause each."""
+        async with self._shard.session() as connection:
+            await connection.execute(
+                statement("relay", "put_off"),
+                {
+                    "slot": Int2s([row.slot for row in rows]),
+                    "id": [row.id for row in rows],
+                    "pause_s": list(pauses_s),
+                },
+            )
+
+    async def park(self, rows: Sequence[Owed], problems: Sequence[str]) -> None:
+        """Put rows aside that can never apply, with the reason."""
+        async with self._shard.session() as connection:
+            await connection.execute(
+                statement("relay", "park"),
+                {
+                    "slot": Int2s([row.slot for row in rows]),
+                    "id": [row.id for row in rows],
+                    "problem": list(problems),
+                },
+            )
+
+    async def backlog(self) -> Backlog:
+        """How much is owed."""
+        async with self._shard.session() as connection:
+            cursor = await connection.execute(statement("relay", "backlog"))
+            row = await cursor.fetchone()
+            assert row is not None, "an aggregate answers one row"
+            return Backlog(*row)
+
+    async def sweep_receipts(self, row_count: int, keep_s: float = RECEIPT_KEEP_S) -> int:
+        """Forget callers' receipts older than `keep_s`, `row_count` at most; answers how many."""
+        async with self._shard.session() as connection:
+            cursor = await connection.execute(
+                statement("relay", "sweep_receipts"), {"keep_s": keep_s, "row_count": row_count}
+            )
+            return cursor.rowcount

@@ -1,0 +1,157 @@
+"""The relay: delivers what shards owe each other, when the router could not.
+
+An outbox row says that the reverse half of an edge may be behind. The relay leases rows, reads each forward half as it is *now*, and
+merges that version into the reverse half; so a late delivery can only bring the newest, and delivering twice changes nothing. A row goes
+when a shard that owned the destination's slot has said that it has the version. While that shard is away its rows are left alone, for
+as long as it takes; what can never apply is parked, so that it stands in nobody's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from graphd.edge import Version
+from graphd.errors import BadItemError, GraphdError
+from graphd.limits import MAX_ID, RELAY_BACKOFF_MAX_S, RELAY_BATCH, RELAY_LEASE_S, RELAY_MAX_REFUSALS
+from graphd.placement import slot_of
+from graphd.storage.cluster import Cluster
+from graphd.storage.items import EdgeKeys, ReverseItem
+from graphd.storage.outbox import Outbox, Owed
+from graphd.storage.shard import Shard
+
+log = structlog.get_logger()
+
+BACKOFF_FIRST_S: Final = 0.1
+DELIVERY_TIMEOUT_S: Final = RELAY_LEASE_S / 2
+"""Given up well before the lease ends, so that no two relays carry the same row."""
+
+
+@dataclass(slots=True)
+class RelayStats:
+    """What one relay has done since it started."""
+
+    delivered: int = 0
+    put_off: int = 0
+    parked: int = 0
+
+
+def backoff_s(attempts: int) -> float:
+    """Pause after the n-th failed attempt: doubling, RELAY_BACKOFF_MAX_S at most."""
+    return float(min(RELAY_BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 10)))
+
+
+def problem_of(row: Owed, slots: int, kinds: frozenset[int]) -> str | None:
+    """Why a row can never apply; None if it may."""
+    if not (0 <= row.source_id <= MAX_ID and 0 <= row.destination_id <= MAX_ID):
+        return "an id is out of range"
+    if row.kind not in kinds:
+        return "there is no such kind"
+    if slot_of(row.source_id, slots) != row.slot:
+        return "the slot is not that of the source"
+    return None
+
+
+class Relay:
+    """Delivers what one shard owes. Any number of relays may run for the same shard."""
+
+    def __init__(self, cluster: Cluster, shard: Shard, poll_s: float) -> None:
+        self._cluster, self._shard, self._poll_s = cluster, shard, poll_s
+        self._outbox = Outbox(shard)
+        self.stats = RelayStats()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                leased = await self.once()
+            except GraphdError as error:
+                # This shard is away or slow: its rows are safe where they are.
+                log.debug("relay.waits", shard=self._shard.name, error=type(error).__name__)
+                leased = 0
+            if leased < RELAY_BATCH:
+                await asyncio.sleep(self._poll_s)
+
+    async def once(self) -> int:
+        """Lease what is due and deliver it; answers how many rows were leased. Raises ShardUnavailableError."""
+        topology = self._cluster.topology
+        reachable = [slot for slot, name in enumerate(topology.owners) if self._cluster.shards[name].up]
+        if not reachable or not self._shard.up:
+            return 0
+        rows = await self._outbox.lease(topology.slots, reachable)
+        if not rows:
+            return 0
+        kinds = frozenset(kind.number for kind in topology.kinds.values())
+        problems = [problem_of(row, topology.slots, kinds) for row in rows]
+        sound = [row for row, problem in zip(rows, problems, strict=True) if problem is None]
+        bad = [(row, problem) for row, problem in zip(rows, problems, strict=True) if problem is not None]
+        if sound:
+            bad += await self._deliver(sound, topology.slots)
+        if bad:
+            await self._park(bad)
+        return len(rows)
+
+    async def _deliver(self, rows: Sequence[Owed], slots: int) -> list[tuple[Owed, str]]:
+        """Carry the forward halves of rows to their destinations; answers those that can never apply."""
+        found = await self._shard.edges(
+            EdgeKeys(
+                [row.source_id for row in rows],
+                [row.kind for row in rows],
+                [row.slot for row in rows],
+                [row.destination_id for row in rows],
+            )
+        )
+        sent: list[tuple[Owed, asyncio.Future[bool | GraphdError]]] = []
+        bad: list[tuple[Owed, str]] = []
+        later: list[Owed] = []
+        for row, (owned, version) in zip(rows, found, strict=True):
+            if not owned:
+                later.append(row)
+            elif version is None:
+                bad.append((row, "there is no forward half"))
+            else:
+                sent.append((row, self._send(row, version, slots)))
+        if sent:
+            await asyncio.wait([answer for _, answer in sent], timeout=DELIVERY_TIMEOUT_S)
+        stale = False
+        for row, future in sent:
+            answer = future.result() if future.done() else False
+            if answer is True:
+                self._shard.strike(row.slot, row.id)
+                self.stats.delivered += 1
+            elif isinstance(answer, BadItemError) and row.attempts >= RELAY_MAX_REFUSALS:
+                bad.append((row, f"refused by the destination's store (sqlstate {answer.sqlstate})"))
+            else:
+                stale = stale or answer is False
+                later.append(row)
+        if later:
+            self.stats.put_off += len(later)
+            await self._outbox.put_off(later, [backoff_s(row.attempts) for row in later])
+        if stale:
+            await self._cluster.refresh()
+        return bad
+
+    def _send(self, row: Owed, version: Version, slots: int) -> asyncio.Future[bool | GraphdError]:
+        answer: asyncio.Future[bool | GraphdError] = asyncio.get_running_loop().create_future()
+
+        def settle(result: bool | GraphdError) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        slot = slot_of(row.destination_id, slots)
+        item = ReverseItem(row.destination_id, row.kind, slot, row.source_id, version, settle)
+        try:
+            self._cluster.shard_of(slot).deliver(item)
+        except GraphdError as error:
+            settle(error)
+        return answer
+
+    async def _park(self, bad: Sequence[tuple[Owed, str]]) -> None:
+        await self._outbox.park([row for row, _ in bad], [problem for _, problem in bad])
+        self.stats.parked += len(bad)
+        for row, problem in bad:
+            log.error("relay.parked", shard=self._shard.name, outbox_id=str(row.id), slot=row.slot, problem=problem)
