@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fixtures import databases, folder, graph, graphs, module_folder, postgres, router, three_routers
+
+__all__ = ["databases", "folder", "graph", "graphs", "module_folder", "postgres", "router", "three_routers"]
+
 # The examples run against real servers on a busy machine: how long one takes says nothing about the code under test.
 settings.register_profile("ci", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
