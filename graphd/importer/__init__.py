@@ -1,0 +1,1 @@
+"""Importing files of edges. Parsing and sorting are pure (layout, lines, blocks, runs); scan reads, load writes, job is the whole."""
