@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graphd.cli import dev
+from graphd.cli import dev, graph, operate
 
 app = typer.Typer(
     name="graphd",
@@ -16,6 +16,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(dev.app, name="dev")
+graph.add_to(app)
+operate.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,209 @@
+"""The commands without a cluster: how one is found, what is refused, and how fast help is there."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from graphd.cli.app import app
+from graphd.cli.common import MisuseError, account, find_config, moment, reachable
+from graphd.devcluster.plan import DevClusterError
+from graphd.devcluster.processes import free_port
+
+COMMANDS = [
+    ["edge", "get"],
+    ["edge", "follow"],
+    ["edge", "unfollow"],
+    ["list", "followers"],
+    ["list", "following"],
+    ["degrees"],
+    ["where"],
+    ["topology"],
+    ["init"],
+    ["migrate"],
+    ["config", "check"],
+]
+SECRET = "hunter2"
+
+
+def graphd(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=dict(environment))
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GRAPHD_CONFIG", raising=False)
+    monkeypatch.setenv("GRAPHD_DATA", str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration whose servers and routers are not there."""
+    ports = [free_port() for _ in range(4)]
+    path = tmp_path / "graphd.toml"
+    path.write_text(
+        f'catalog = "host=127.0.0.1 port={ports[0]} user=ada password={SECRET} dbname=catalog"\n'
+        f'[shards]\ns1 = "host=127.0.0.1 port={ports[0]} user=ada password={SECRET} dbname=graphd"\n'
+        f'[router]\nlisten = "127.0.0.1:{ports[1]}"\nadmin_listen = "127.0.0.1:{ports[2]}"\n'
+        f'metrics_listen = "127.0.0.1:{ports[3]}"\n'
+    )
+    return path
+
+
+# Help and version
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_examples(command: list[str]) -> None:
+    result = graphd(*command, "--help")
+    assert result.exit_code == 0
+    assert f"Examples:\n    graphd {' '.join(command)}" in result.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["edge", "get"], ["topology"], ["config", "check"]], ids=" ".join)
+def test_help_loads_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys; from graphd.cli.app import app; app(standalone_mode=False); print(*sys.modules, file=sys.stderr)"
+    )
+    arguments = [sys.executable, "-c", code, *command, "--help"]
+    times_s = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert not set(done.stderr.split()) & {"grpc", "psycopg", "numpy", "pydantic_settings", "google.protobuf", "rich"}
+    # Its processor time: what it takes by the clock depends on who else is busy.
+    assert min(times_s) < 0.3
+
+
+def test_the_version() -> None:
+    assert graphd("--version").stdout.startswith("graphd 0.")
+
+
+# Ids
+
+
+@pytest.mark.parametrize("text", ["0", "1", "9007199254740993", "9223372036854775807"])
+def test_ids(text: str) -> None:
+    assert account("A", text) == int(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+7", " 7", "7 ", "007", "1_000", "1e3", "7.0", "ada", "٣", "²", "9223372036854775808", "9" * 99]
+)
+def test_what_is_no_id(text: str) -> None:
+    with pytest.raises(MisuseError, match="must be an account id"):
+        account("A", text)
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if command[0] in {"edge", "list", "degrees", "where"}]
+)
+@pytest.mark.parametrize("bad", ["-5", "9223372036854775808", "ada"])
+def test_a_bad_id_is_one_line_and_exit_2(command: list[str], bad: str, config: Path) -> None:
+    ids = [bad, "7"] if command[0] in {"edge", "where"} else [bad]
+    result = graphd(*command, *ids, "--config", str(config))
+    assert result.exit_code == 2
+    assert result.stderr == f"graphd: A {bad!r}: must be an account id, a whole number from 0 to 9223372036854775807\n"
+    assert not result.stdout
+
+
+# Finding the cluster
+
+
+def test_how_a_cluster_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, other, default = (tmp_path / name for name in ("named.toml", "other", "default"))
+    for folder in (other, default):
+        folder.mkdir()
+        (folder / "config.toml").touch()
+    monkeypatch.setenv("GRAPHD_DATA", str(default))
+    assert find_config(None, None) == default / "config.toml"
+    monkeypatch.setenv("GRAPHD_CONFIG", str(tmp_path / "environment.toml"))
+    assert find_config(None, None) == tmp_path / "environment.toml"
+    assert find_config(None, other) == other / "config.toml"
+    assert find_config(named, other) == named
+    with pytest.raises(DevClusterError, match="graphd dev up"):
+        find_config(None, tmp_path / "nowhere")
+
+
+def test_where_to_connect() -> None:
+    assert reachable("127.0.0.1:7600") == "127.0.0.1:7600"
+    assert reachable("0.0.0.0:7600") == "127.0.0.1:7600"
+    assert reachable("[::]:7600") == "[::1]:7600"
+    assert reachable("graph.internal:7600") == "graph.internal:7600"
+
+
+def test_no_cluster_and_no_router_are_one_line_and_exit_1(config: Path) -> None:
+    result = graphd("degrees", "7")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "there is no dev cluster" in result.stderr
+    result = graphd("degrees", "7", "--config", str(config))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("graphd: no router answers at 127.0.0.1:")
+    result = graphd("init", "--config", str(config))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert SECRET not in result.output
+
+
+def test_a_missing_file_is_exit_2(tmp_path: Path) -> None:
+    for command in (["degrees", "7"], ["topology"], ["migrate"]):
+        result = graphd(*command, "--config", str(tmp_path / "none.toml"))
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert "cannot read" in result.stderr
+
+
+# config check
+
+
+def test_a_good_file_offline(config: Path) -> None:
+    result = graphd("config", "check", "--config", str(config), "--offline")
+    assert (result.exit_code, result.stdout) == (0, f"{config}: ok\n")
+    result = graphd("config", "check", "--config", str(config), "--offline", "--json", GRAPHD_ROUTER_LISTEN="x")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert (told["ok"], told["problems"], told["databases"]) == (True, [], {})
+    assert [warning.partition(":")[0] for warning in told["warnings"]] == ["GRAPHD_ROUTER_LISTEN"]
+
+
+def test_every_problem_of_a_file(config: Path, tmp_path: Path) -> None:
+    text = config.read_text()
+    config.write_text(text.replace("[router]", "[router]\nworkers = 0\nlisten_to = 3"))
+    result = graphd("config", "check", "--config", str(config), "--json")
+    assert result.exit_code == 1
+    assert {problem.partition(":")[0] for problem in json.loads(result.stdout)["problems"]} == {
+        "router.workers",
+        "router.listen_to",
+    }
+    config.write_text(
+        text.replace("[router]", '[router]\ntls_certificate = "/nowhere.pem"\n').replace("listen = ", "#", 1)
+        + '\n[repair]\nmetrics_listen = "0.0.0.0:1"\n'
+    )
+    result = graphd("config", "check", "--config", str(config), "--offline")
+    assert result.exit_code == 1
+    assert "router.tls_certificate, router.tls_key: give both or neither" in result.stdout
+    assert "router.tls_certificate: cannot read /nowhere.pem" in result.stdout
+    assert SECRET not in result.output
+
+
+def test_databases_that_do_not_answer(config: Path) -> None:
+    result = graphd(
+        "config", "check", "--config", str(config), "--json", GRAPHD_SHARDS__S2="postgres//nonsense hunter2"
+    )
+    assert result.exit_code == 1
+    databases = json.loads(result.stdout)["databases"]
+    assert databases["catalog"] == databases["s1"] == "does not answer: check its conninfo, and that the server runs"
+    assert databases["s2"].startswith("the conninfo is not one")
+    assert SECRET not in result.output
+
+
+def test_moments() -> None:
+    assert moment(0) == "1970-01-01 00:00:00.000000Z"
+    assert moment(1_700_000_000_123_456) == "2023-11-14 22:13:20.123456Z"
+    assert moment(2**63 - 1) == str(2**63 - 1)
