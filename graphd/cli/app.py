@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graphd.cli import dev, graph, operate
+from graphd.cli import dev, graph, import_, operate
 
 app = typer.Typer(
     name="graphd",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.add_typer(dev.app, name="dev")
 graph.add_to(app)
+import_.add_to(app)
 operate.add_to(app)
 
 
