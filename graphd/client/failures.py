@@ -113,7 +113,8 @@ def _error_of(status: grpc.aio.AioRpcError, details: _Details, call: Call) -> er
         case grpc.StatusCode.DEADLINE_EXCEEDED, _:
             return errors.DeadlineError(kept=kept)
         case grpc.StatusCode.UNIMPLEMENTED, _:
-            return errors.NotOfferedError(call.rpc)
+            what, ours, _ = text.partition(" is not offered")
+            return errors.NotOfferedError(what if ours else call.rpc)
         case _:
             return UnexpectedStatusError(code.name, text)
 

@@ -148,7 +148,7 @@ async def test_a_write_is_repeated_under_one_request_id() -> None:
         errors.NotFoundError("never written"),
         errors.RefusedError("BLOCKED", "the destination has blocked the source"),
         errors.RequestIdReusedError(),
-        errors.NotOfferedError("GetEdge"),
+        errors.NotOfferedError("verify"),
     ],
 )
 async def test_what_will_not_change_is_not_repeated(error: errors.GraphdError) -> None:
@@ -486,7 +486,7 @@ EXAMPLES: list[errors.GraphdError] = [
     errors.StalePlacementError(17),
     errors.DeadlineError(),
     errors.DeadlineError(kept=True),
-    errors.NotOfferedError("Follow"),
+    errors.NotOfferedError("order RECENCY"),
 ]
 
 

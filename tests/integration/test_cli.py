@@ -1,0 +1,140 @@
+"""The commands with a real cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from graphd.cli.app import app
+from graphd.placement import slot_of
+from tests.databases import Databases
+from tests.routers import RouterProcess
+
+ADA, BO, CY = 0, 9_007_199_254_740_993, 2**63 - 1
+
+
+class Graphd:
+    """The command, aimed at one cluster."""
+
+    def __init__(self, config: str) -> None:
+        self.config = config
+
+    def run(self, *arguments: object, status: int = 0, **environment: str) -> Result:
+        result = CliRunner().invoke(
+            app, [*map(str, arguments), "--config", self.config], env=environment, catch_exceptions=False
+        )
+        assert result.exit_code == status, result.output
+        return result
+
+    def read(self, *arguments: object) -> Any:
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+
+@pytest.fixture(scope="module")
+def graphd(router: RouterProcess) -> Graphd:
+    return Graphd(str(router.config_file))
+
+
+def test_edges(graphd: Graphd) -> None:
+    missing = graphd.run("edge", "get", ADA, BO, status=1)
+    assert missing.stderr.count("\n") == 1
+    assert not missing.stdout
+    written = graphd.read("edge", "follow", ADA, BO)
+    assert (written["outcome"], written["duplicate"], written["reverse_pending"]) == ("APPLIED", False, False)
+    edge = graphd.read("edge", "get", ADA, BO)
+    assert edge == written["edge"]
+    assert (edge["source_id"], edge["destination_id"], edge["kind"], edge["state"]) == (
+        "0",
+        str(BO),
+        "follow",
+        "ACTIVE",
+    )
+    assert graphd.run("edge", "get", ADA, BO).stdout.startswith(f"0 -> {BO}  follow  ACTIVE  since 20")
+    assert "(unchanged)" in graphd.run("edge", "follow", ADA, BO).stdout
+    assert graphd.read("edge", "unfollow", ADA, BO)["edge"]["state"] == "REMOVED"
+    again = [graphd.read("edge", "follow", CY, BO, "--request-id", "once")["duplicate"] for _ in range(2)]
+    assert again == [False, True]
+    given = graphd.read("edge", "follow", 5, 6, "--position", 1_500_000_000_000_000, "--backfill")
+    assert given["edge"]["since"] == "1500000000000000"
+
+
+def test_calls_that_are_refused(graphd: Graphd) -> None:
+    for arguments in (
+        ("edge", "follow", 5, 5),
+        ("edge", "follow", 5, 6, "--kind", "nope"),
+        ("edge", "follow", 5, 6, "--position", 7),
+        ("list", "followers", 5, "--page-token", "nonsense"),
+    ):
+        result = graphd.run(*arguments, status=2)
+        assert result.stderr.startswith("graphd: ")
+        assert result.stderr.count("\n") == 1
+
+
+def test_lists_and_degrees(graphd: Graphd) -> None:
+    for source_id in (11, 12, 13):
+        graphd.run("edge", "follow", source_id, 10)
+    graphd.run("edge", "unfollow", 13, 10)
+    listed = graphd.read("list", "followers", 10)
+    assert [edge["source_id"] for edge in listed["edges"]] == ["12", "11"]
+    assert listed["next_page_token"] == ""
+    assert [edge["source_id"] for edge in graphd.read("list", "followers", 10, "--oldest-first")["edges"]] == [
+        "11",
+        "12",
+    ]
+    first = graphd.read("list", "followers", 10, "--limit", 1)
+    rest = graphd.read("list", "followers", 10, "--limit", 0, "--page-token", first["next_page_token"])
+    assert [edge["source_id"] for edge in first["edges"] + rest["edges"]] == ["12", "11"]
+    removed = graphd.read("list", "followers", 10, "--state", "removed")
+    assert [edge["source_id"] for edge in removed["edges"]] == ["13"]
+    lines = graphd.run("list", "following", 11).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["following", "10"]
+    assert "--page-token" in graphd.run("list", "followers", 10, "-n", 1).stderr
+
+    degrees = graphd.read("degrees", 10)
+    assert (degrees["account_id"], degrees["followers"], degrees["following"]) == ("10", 2, 0)
+    assert {"direction": "REVERSE", "state": "REMOVED", "degree": 1} in degrees["by_state"]
+    assert graphd.run("degrees", 10).stdout.splitlines()[:2] == ["followers  2", "following  0"]
+    assert graphd.read("degrees", 999)["by_state"] == []
+
+
+def test_where_things_are(graphd: Graphd, databases: Databases) -> None:
+    owners = databases.view.topology.owners
+    slots = {account: slot_of(account, len(owners)) for account in (ADA, CY)}
+    told = graphd.read("where", ADA, CY)
+    assert (told["account_id"], told["slot"], told["shard"]) == ("0", slots[ADA], owners[slots[ADA]])
+    assert told["forward"] == {"slot": slots[ADA], "shard": owners[slots[ADA]]}
+    assert told["reverse"] == {"slot": slots[CY], "shard": owners[slots[CY]]}
+    assert told["other"]["account_id"] == str(CY)
+    assert "forward" not in graphd.read("where", ADA)
+    assert f"reverse half of {ADA} -> {CY}" in graphd.run("where", ADA, CY).stdout
+
+    topology = graphd.read("topology")
+    assert topology["slots"] == len(owners)
+    assert [(shard["name"], shard["serving"]) for shard in topology["shards"]] == [("s1", True), ("s2", True)]
+    assert topology["assignment"] == [
+        {"first": 0, "last": 31, "shard": "s1"},
+        {"first": 32, "last": 63, "shard": "s2"},
+    ]
+    assert "0-31" in graphd.run("topology").stdout
+
+
+def test_setting_up_again_changes_nothing(graphd: Graphd) -> None:
+    assert "up to date" in graphd.run("migrate").stdout
+    assert graphd.run("init").stdout.endswith("ready: 2 shards, 64 slots\n")
+
+
+def test_the_configuration_is_checked(graphd: Graphd, databases: Databases) -> None:
+    assert graphd.read("config", "check")["databases"] == {"catalog": "ok", "s1": "ok", "s2": "ok"}
+    swapped = {"GRAPHD_SHARDS__S1": databases.conninfo["s2"], "GRAPHD_SHARDS__S2": databases.catalog}
+    result = graphd.run("config", "check", status=1, **swapped)
+    assert "s1: the database given for shard s1 is shard s2" in result.stdout
+    assert "s2: " in result.stdout
+    nowhere = databases.conninfo["s1"].replace("dbname=", "dbname=no_")
+    result = graphd.run("config", "check", status=1, GRAPHD_SHARDS__S1=nowhere)
+    assert "s1: the server has no such database or user" in result.stdout
+    result = graphd.run("config", "check", status=1, GRAPHD_SHARDS__S3=databases.conninfo["s1"])
+    assert "s3: [shards] has this shard, but the catalog does not" in result.stdout
+    assert "dbname" not in result.output
