@@ -63,11 +63,11 @@ class Topology:
         """How many slots the cluster was created with; a power of two, never changed."""
         return len(self.owners)
 
-    def kind(self, name: str) -> Kind:
-        """The kind of that name; an empty name is the default. Raises InvalidArgumentError naming the kinds there are."""
+    def kind(self, name: str, field: str = "kind") -> Kind:
+        """The kind of that name; an empty name is the default. Raises InvalidArgumentError naming `field` and the kinds."""
         found = self.kinds.get(name or DEFAULT_KIND)
         if found is None:
-            raise InvalidArgumentError("kind", f"must be one of {', '.join(sorted(self.kinds))}")
+            raise InvalidArgumentError(field, f"must be one of {', '.join(sorted(self.kinds))}")
         return found
 
     def kind_by_number(self, number: int) -> Kind:

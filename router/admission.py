@@ -39,7 +39,7 @@ class Admission:
 
     def pressure(self) -> float:
         """Calls in flight, smoothed: what lanes ask to know whether company is worth waiting for."""
-        return max(self.smoothed, self.in_flight)
+        return self.smoothed
 
     def enter(self, shard: str) -> None:
         """The call needs this shard. Raises OverloadedError when too many do; else `leave` must follow."""

@@ -68,7 +68,7 @@ class Checker:
     def write(self, request: HasWrite, operation: Operation, topology: Topology, now_us: int, at: str = "") -> Write:
         """A write. `at` stands before field names in errors, such as `writes[3].`."""
         source_id, destination_id = edge_ids(request, at)
-        kind = topology.kind(request.kind)
+        kind = topology.kind(request.kind, f"{at}kind")
         if source_id == destination_id and not kind.allow_self:
             raise InvalidArgumentError(f"{at}destination_id", f"must not be the source: {kind.name} has no self-edges")
         position = request.position if request.HasField("position") else None
@@ -159,7 +159,7 @@ def batch_size(field: str, size: int) -> None:
 def edge_key(request: HasEdge, topology: Topology, at: str = "") -> Key:
     """The edge of a look-up."""
     source_id, destination_id = edge_ids(request, at)
-    return Key(topology.kind(request.kind).number, source_id, destination_id)
+    return Key(topology.kind(request.kind, f"{at}kind").number, source_id, destination_id)
 
 
 def page_size(value: int) -> int:
@@ -220,7 +220,7 @@ def _operand(request: pb.Operand, topology: Topology, at: str) -> Operand:
     return ListIds(
         direction,
         account_id(wanted, f"{at}.{which}."),
-        topology.kind(wanted.kind),
+        topology.kind(wanted.kind, f"{at}.{which}.kind"),
         state(wanted.state, f"{at}.{which}.state"),
     )
 
@@ -331,14 +331,14 @@ _EDGES_TAG: Final = _TAIL.DESCRIPTOR.fields_by_name["edges"].number << 3 | 2
 
 
 def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Base-128 varints: bytes of shape (n, 9), and which of them count."""
-    shifted = values.astype(np.uint64)[:, None] >> _SHIFTS
-    used = shifted > 0
+    """Base-128 varints of values >= 0: bytes of shape (n, 9), and which of them count."""
+    shifted = values.view(np.uint64)[:, None] >> _SHIFTS
+    used = shifted != 0
     used[:, 0] = True
-    more = np.zeros_like(used)
-    more[:, :-1] = used[:, 1:]
-    low = (shifted & np.uint64(0x7F)).astype(np.uint8)
-    return low | (more.astype(np.uint8) << np.uint8(7)), used
+    cells = shifted.astype(np.uint8)
+    cells &= 0x7F
+    cells[:, :-1] |= used[:, 1:].view(np.uint8) << 7
+    return cells, used
 
 
 def edges_bytes(wanted: ListOf, page: Page) -> bytes:
@@ -346,26 +346,28 @@ def edges_bytes(wanted: ListOf, page: Page) -> bytes:
     n = len(page.neighbors)
     if n == 0:
         return b""
-    account = np.full(1, wanted.account_id, dtype=np.int64)
     forward = wanted.direction is Direction.FORWARD
     kind = wanted.kind.name.encode()
-    same = bytes([_TAGS["kind"] | 2, len(kind)]) + kind + bytes([_TAGS["state"], wanted.state])
     neighbor_tag, account_tag = (
         (_TAGS["destination_id"], _TAGS["source_id"]) if forward else (_TAGS["source_id"], _TAGS["destination_id"])
     )
-    account_bytes, account_used = _varints(account)
-    same = bytes([account_tag]) + account_bytes[account_used].tobytes() + same
-    columns = [(neighbor_tag, page.neighbors), (_TAGS["position"], page.positions), (_TAGS["since"], page.sinces)]
-    width = 2 + len(same) + len(columns) * (1 + _VARINT_BYTES)
+    varints, counts = _varints(
+        np.concatenate((page.neighbors, page.positions, page.sinces, np.array([wanted.account_id], dtype=np.int64)))
+    )
+    same = bytes([account_tag]) + varints[-1][counts[-1]].tobytes()
+    same += bytes([_TAGS["kind"] | 2, len(kind)]) + kind + bytes([_TAGS["state"], wanted.state])
+    at = 2 + len(same)
+    width = at + 3 * (1 + _VARINT_BYTES)
     cells = np.empty((n, width), dtype=np.uint8)
     used = np.ones((n, width), dtype=np.bool_)
     cells[:, 0] = _EDGES_TAG
-    cells[:, 2 : 2 + len(same)] = np.frombuffer(same, dtype=np.uint8)
-    at = 2 + len(same)
-    for tag, values in columns:
+    cells[:, 2:at] = np.frombuffer(same, dtype=np.uint8)
+    for column, tag in enumerate((neighbor_tag, _TAGS["position"], _TAGS["since"])):
+        rows = slice(column * n, (column + 1) * n)
         cells[:, at] = tag
-        cells[:, at + 1 : at + 1 + _VARINT_BYTES], used[:, at + 1 : at + 1 + _VARINT_BYTES] = _varints(values)
+        cells[:, at + 1 : at + 1 + _VARINT_BYTES] = varints[rows]
+        used[:, at + 1 : at + 1 + _VARINT_BYTES] = counts[rows]
         at += 1 + _VARINT_BYTES
     # At most 2 + 10 + 2 + 32 + 2 + 30 bytes, so the length is one byte.
-    cells[:, 1] = used.sum(axis=1) - 2
+    cells[:, 1] = np.count_nonzero(used, axis=1) - 2
     return cells[used].tobytes()

@@ -7,9 +7,9 @@ belongs, until the deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -251,14 +251,24 @@ class _NotOwned:
 NOT_OWNED: Final = _NotOwned()
 
 
-@asynccontextmanager
-async def deadline_at(deadline: float) -> AsyncIterator[None]:
+class deadline_at:  # noqa: N801 - read as a statement, like asyncio.timeout_at
     """Raise DeadlineError when the event loop's clock passes `deadline` inside."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError as error:
-        raise DeadlineError() from error
+
+    __slots__ = ("_timeout",)
+
+    def __init__(self, deadline: float) -> None:
+        self._timeout = asyncio.timeout_at(deadline)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as expired:
+            raise DeadlineError() from expired
 
 
 async def _all(asked: Sequence[Awaitable[T]]) -> list[T]:

@@ -7,6 +7,7 @@ the rich status.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 import grpc
@@ -79,7 +80,8 @@ def _details(error: errors.GraphdError) -> list[Message]:
         case errors.RequestIdReusedError():
             return [_info("REQUEST_ID_REUSED")]
         case errors.OverloadedError(retry_after_s=retry_after_s):
-            delay = duration_pb2.Duration(nanos=int(retry_after_s * 1e9))
+            delay = duration_pb2.Duration()
+            delay.FromTimedelta(timedelta(seconds=retry_after_s))
             return [_info("OVERLOADED"), error_details_pb2.RetryInfo(retry_delay=delay)]
         case errors.ShardUnavailableError(shard=shard, kept=kept):
             return [_info("SHARD_UNAVAILABLE", shard=shard, kept=str(kept).lower())]

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ _EMPTY_HEADER: Final = struct.Struct(">iiI")
 INT2_OID: Final = 21
 INT4_OID: Final = 23
 INT8_OID: Final = 20
+TEXT_OID: Final = 25
+UUID_OID: Final = 2950
 _ARRAY_OIDS: Final = {INT2_OID: 1005, INT4_OID: 1007, INT8_OID: 1016}
 _PAIRS: Final = {
     INT2_OID: np.dtype([("length", ">i4"), ("value", ">i2")]),
@@ -33,25 +36,85 @@ _PAIRS: Final = {
 }
 
 
+class Packed:
+    """An array parameter that knows its own wire form."""
+
+    __slots__ = ()
+
+    @property
+    def packed(self) -> bytes:
+        """As Postgres receives it in binary."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class Int2s:
+class Int2s(Packed):
     """A smallint[] parameter."""
 
     values: Sequence[int] | npt.NDArray[Any]
 
+    @property
+    def packed(self) -> bytes:
+        """As Postgres receives it in binary."""
+        return pack(self.values, INT2_OID)
+
 
 @dataclass(frozen=True, slots=True)
-class Int4s:
+class Int4s(Packed):
     """An integer[] parameter."""
 
     values: Sequence[int] | npt.NDArray[Any]
 
+    @property
+    def packed(self) -> bytes:
+        """As Postgres receives it in binary."""
+        return pack(self.values, INT4_OID)
+
 
 @dataclass(frozen=True, slots=True)
-class Int8s:
+class Int8s(Packed):
     """A bigint[] parameter."""
 
     values: Sequence[int] | npt.NDArray[Any]
+
+    @property
+    def packed(self) -> bytes:
+        """As Postgres receives it in binary."""
+        return pack(self.values, INT8_OID)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts(Packed):
+    """A text[] parameter, for sessions only."""
+
+    values: Sequence[str]
+
+    @property
+    def packed(self) -> bytes:
+        """As Postgres receives it in binary."""
+        return _pack_bytes([value.encode() for value in self.values], TEXT_OID)
+
+
+@dataclass(frozen=True, slots=True)
+class Uuids(Packed):
+    """A uuid[] parameter, for sessions only."""
+
+    values: Sequence[UUID]
+
+    @property
+    def packed(self) -> bytes:
+        """As Postgres receives it in binary."""
+        return _pack_bytes([value.bytes for value in self.values], UUID_OID)
+
+
+def _pack_bytes(values: Sequence[bytes], element_oid: int) -> bytes:
+    n = len(values)
+    if n == 0:
+        return _EMPTY_HEADER.pack(0, 0, element_oid)
+    parts = [_HEADER.pack(1, 0, element_oid, n, 1)]
+    for value in values:
+        parts += (len(value).to_bytes(4, "big"), value)
+    return b"".join(parts)
 
 
 def pack(values: Sequence[int] | npt.NDArray[Any], element_oid: int) -> bytes:
@@ -79,24 +142,20 @@ def unpack(data: Buffer) -> npt.NDArray[np.int64]:
 
 class _ArrayDumper(Dumper):
     format = Format.BINARY
-    element_oid: int
 
     def dump(self, obj: Int2s | Int4s | Int8s) -> Buffer:
-        return pack(obj.values, self.element_oid)
+        return obj.packed
 
 
 class _Int2sDumper(_ArrayDumper):
-    element_oid = INT2_OID
     oid = _ARRAY_OIDS[INT2_OID]
 
 
 class _Int4sDumper(_ArrayDumper):
-    element_oid = INT4_OID
     oid = _ARRAY_OIDS[INT4_OID]
 
 
 class _Int8sDumper(_ArrayDumper):
-    element_oid = INT8_OID
     oid = _ARRAY_OIDS[INT8_OID]
 
 

@@ -1,7 +1,6 @@
 """How a lane's batch becomes statements, and their rows become answers.
 
-Each function here sends one batch in one pipeline, without BEGIN and COMMIT: what stands between two syncs is one implicit
-transaction. It raises psycopg.Error having settled nothing, or settles every item.
+Each function here sends one batch in one transaction. It raises psycopg.Error having settled nothing, or settles every item.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
 
 from graphd.edge import Version
 from graphd.limits import MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
 from graphd.operations import FIRST_KEEPING_SINCE, GIVEN, Outcome, given_states, transition_matrix
-from graphd.storage.arrays import Int2s, Int4s, Int8s
+from graphd.storage.arrays import Int2s, Int4s, Int8s, Texts, Uuids
 from graphd.storage.items import (
     EMPTY,
     Answer,
@@ -29,23 +27,22 @@ from graphd.storage.items import (
     ReverseItem,
     WriteItem,
 )
-from graphd.storage.queries import statement
+from graphd.storage.session import Prepared, Session, prepared
 
-Connection = AsyncConnection[TupleRow]
 WriteLaneItem = WriteItem | ReverseItem | Nudge
 ReadItem = EdgesRead | DegreesRead | PageRead
 
 _RULES: Final[dict[str, Any]] = {
     "given": GIVEN,
     "given_states": Int2s(given_states()),
-    "transitions": transition_matrix(),
+    "transitions": str(transition_matrix()).replace("[", "{").replace("]", "}"),
     "keeps_since": FIRST_KEEPING_SINCE,
     "ahead": MAX_AHEAD_US,
     "first_due_s": OUTBOX_FIRST_DUE_S,
 }
 _NO_INT2, _NO_INT4, _NO_INT8 = Int2s(()), Int4s(()), Int8s(())
 _NO_RECEIPTS: Final[dict[str, Any]] = {
-    "r_item": _NO_INT4, "r_actor": _NO_INT8, "r_id": [], "r_slot": _NO_INT2, "r_fingerprint": _NO_INT8
+    "r_item": _NO_INT4, "r_actor": _NO_INT8, "r_id": Texts(()), "r_slot": _NO_INT2, "r_fingerprint": _NO_INT8
 }  # fmt: skip
 _NO_VERSIONS: Final[dict[str, Any]] = {
     "v_item": _NO_INT4, "v_owner_id": _NO_INT8, "v_kind": _NO_INT2, "v_slot": _NO_INT2, "v_neighbor_id": _NO_INT8,
@@ -73,7 +70,7 @@ def _receipt_columns(writes: Sequence[WriteItem]) -> dict[str, Any]:
     return {
         "r_item": Int4s([at for at, _, _ in found]),
         "r_actor": Int8s([receipt.actor_id for _, receipt, _ in found]),
-        "r_id": [receipt.id for _, receipt, _ in found],
+        "r_id": Texts([receipt.id for _, receipt, _ in found]),
         "r_slot": Int2s([slot for _, _, slot in found]),
         "r_fingerprint": Int8s([receipt.fingerprint for _, receipt, _ in found]),
     }
@@ -95,9 +92,7 @@ def _version_columns(versions: Sequence[ReverseItem]) -> dict[str, Any]:
     }
 
 
-async def carry_writes(
-    connection: Connection, batch: Sequence[WriteLaneItem], strikes: Sequence[tuple[int, UUID]]
-) -> None:
+async def carry_writes(session: Session, batch: Sequence[WriteLaneItem], strikes: Sequence[tuple[int, UUID]]) -> None:
     """Operations, reverse versions and strikes (slot, outbox id) of one shard, in one transaction."""
     writes: list[WriteItem] = []
     versions: list[ReverseItem] = []
@@ -110,18 +105,20 @@ async def carry_writes(
     if not writes and not versions and not strikes:
         return
     slots = {w.slot for w in writes} | {w.peer_slot for w in writes} | {v.slot for v in versions}
-    parameters = {
+    values = {
         **_RULES,
         **_operation_columns(writes),
         **_receipt_columns(writes),
         **_version_columns(versions),
         "o_slot": Int2s([slot for slot, _ in strikes]) if strikes else _NO_INT2,
-        "o_id": [id_ for _, id_ in strikes],
+        "o_id": Uuids([id_ for _, id_ in strikes]),
     }
-    async with connection.pipeline():
-        await connection.execute(statement("write", "lock_slots"), {"slots": Int2s(sorted(slots))}, binary=True)
-        cursor = await connection.execute(statement("write", "write"), parameters, binary=True)
-    rows = await cursor.fetchall()
+    _, rows = await session.run(
+        (
+            (prepared("write", "lock_slots"), {"slots": Int2s(sorted(slots))}),
+            (prepared("write", "write"), values),
+        )
+    )
     _settle_writes(rows, writes, versions)
 
 
@@ -155,26 +152,29 @@ def _answer(row: TupleRow) -> Answer:
 
 # -- reads -------------------------------------------------------------------------------------------------------------
 
+Asked = tuple[Prepared, dict[str, Any]]
 
-def _joined(columns: Sequence[Any]) -> list[int]:
+
+def _joined(columns: Sequence[Any]) -> Sequence[int]:
     """Columns of several items, one after the other."""
+    if len(columns) == 1:
+        found: Sequence[int] = columns[0]
+        return found
     return [value for column in columns for value in column]
 
 
-async def _edges(connection: Connection, reads: Sequence[EdgesRead]) -> AsyncCursor[TupleRow]:
+def _ask_edges(reads: Sequence[EdgesRead]) -> Asked:
     keys = [read.wanted for read in reads]
-    parameters = {
+    return prepared("read", "edges", "forward"), {
         "item": Int4s(range(sum(len(k) for k in keys))),
         "owner_id": Int8s(_joined([k.source_ids for k in keys])),
         "kind": Int2s(_joined([k.kinds for k in keys])),
         "slot": Int2s(_joined([k.slots for k in keys])),
         "neighbor_id": Int8s(_joined([k.destination_ids for k in keys])),
     }
-    return await connection.execute(statement("read", "edges", "forward"), parameters, binary=True)
 
 
-async def _settle_edges(cursor: AsyncCursor[TupleRow], reads: Sequence[EdgesRead]) -> None:
-    rows = await cursor.fetchall()
+def _settle_edges(rows: Sequence[TupleRow], reads: Sequence[EdgesRead]) -> None:
     found: list[tuple[bool, Version | None]] = [(False, None)] * len(rows)
     for item, owned, position, state, since in rows:
         found[item] = (owned, Version(position, state, since) if position is not None else None)
@@ -184,22 +184,21 @@ async def _settle_edges(cursor: AsyncCursor[TupleRow], reads: Sequence[EdgesRead
         at += len(read.wanted)
 
 
-async def _degrees(connection: Connection, reads: Sequence[DegreesRead]) -> AsyncCursor[TupleRow]:
+def _ask_degrees(reads: Sequence[DegreesRead]) -> Asked:
     owners = [read.owners for read in reads]
-    parameters = {
+    return prepared("read", "degrees"), {
         "item": Int4s(range(sum(len(o) for o in owners))),
         "owner_id": Int8s(_joined([o.owner_ids for o in owners])),
         "kind": Int2s(_joined([[o.kind] * len(o) for o in owners])),
         "slot": Int2s(_joined([o.slots for o in owners])),
     }
-    return await connection.execute(statement("read", "degrees"), parameters, binary=True)
 
 
-async def _settle_degrees(cursor: AsyncCursor[TupleRow], reads: Sequence[DegreesRead]) -> None:
+def _settle_degrees(rows: Sequence[TupleRow], reads: Sequence[DegreesRead]) -> None:
     found: list[tuple[bool, list[tuple[int, int, int]]]] = [
         (False, []) for read in reads for _ in range(len(read.owners))
     ]
-    for item, owned, direction, state, degree in await cursor.fetchall():
+    for item, owned, direction, state, degree in rows:
         if owned and not found[item][0]:
             found[item] = (True, [])
         if degree is not None:
@@ -210,10 +209,8 @@ async def _settle_degrees(cursor: AsyncCursor[TupleRow], reads: Sequence[Degrees
         at += len(read.owners)
 
 
-async def _pages(
-    connection: Connection, table: str, ascending: bool, reads: Sequence[PageRead]
-) -> AsyncCursor[TupleRow]:
-    parameters = {
+def _ask_pages(table: str, ascending: bool, reads: Sequence[PageRead]) -> Asked:
+    return prepared("read", "oldest_first" if ascending else "newest_first", table), {
         "item": Int4s(range(len(reads))),
         "owner_id": Int8s([read.owner_id for read in reads]),
         "kind": Int2s([read.kind for read in reads]),
@@ -223,35 +220,36 @@ async def _pages(
         "neighbor_id": Int8s([read.neighbor_id for read in reads]),
         "row_count": Int4s([read.row_count for read in reads]),
     }
-    name = "oldest_first" if ascending else "newest_first"
-    return await connection.execute(statement("read", name, table), parameters, binary=True)
 
 
-async def _settle_pages(cursor: AsyncCursor[TupleRow], reads: Sequence[PageRead]) -> None:
-    for item, owned, neighbors, sinces, positions in await cursor.fetchall():
+def _settle_pages(rows: Sequence[TupleRow], reads: Sequence[PageRead]) -> None:
+    for item, owned, neighbors, sinces, positions in rows:
         if neighbors is None:
             reads[item].settle(PageRows(owned, EMPTY, EMPTY, EMPTY))
         else:
             reads[item].settle(PageRows(owned, neighbors, sinces, positions))
 
 
-async def carry_reads(connection: Connection, batch: Sequence[ReadItem]) -> None:
-    """Look-ups, degrees and pages of one shard: a statement for each sort there is, in one pipeline."""
+async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
+    """Look-ups, degrees and pages of one shard: a statement for each sort there is."""
     edges = [read for read in batch if isinstance(read, EdgesRead)]
     degrees = [read for read in batch if isinstance(read, DegreesRead)]
     pages: dict[tuple[str, bool], list[PageRead]] = {}
     for read in batch:
         if isinstance(read, PageRead):
             pages.setdefault((read.table, read.ascending), []).append(read)
-    async with connection.pipeline():
-        edges_cursor = await _edges(connection, edges) if edges else None
-        degrees_cursor = await _degrees(connection, degrees) if degrees else None
-        page_cursors = [
-            (await _pages(connection, table, ascending, reads), reads) for (table, ascending), reads in pages.items()
-        ]
-    if edges_cursor is not None:
-        await _settle_edges(edges_cursor, edges)
-    if degrees_cursor is not None:
-        await _settle_degrees(degrees_cursor, degrees)
-    for cursor, reads in page_cursors:
-        await _settle_pages(cursor, reads)
+    calls: list[Asked] = []
+    if edges:
+        calls.append(_ask_edges(edges))
+    if degrees:
+        calls.append(_ask_degrees(degrees))
+    calls += [_ask_pages(table, ascending, reads) for (table, ascending), reads in pages.items()]
+    if not calls:
+        return
+    answers = iter(await session.run(calls))
+    if edges:
+        _settle_edges(next(answers), edges)
+    if degrees:
+        _settle_degrees(next(answers), degrees)
+    for reads in pages.values():
+        _settle_pages(next(answers), reads)

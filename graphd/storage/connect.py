@@ -9,10 +9,8 @@ generic plan alone chose nested loops, 29 ms for a batch of 500. Nested loops an
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import AsyncConnection
@@ -132,23 +130,8 @@ async def check_server(connection: AsyncConnection[TupleRow], name: str, slots: 
         raise ServerSettingsError(f"{name}: server_encoding is {encoding}, but must be UTF8")
 
 
-def is_lost(connection: AsyncConnection[Any]) -> bool:
-    """Whether the session is of no more use."""
-    return connection.closed or connection.broken
-
-
 def is_refusal(error: psycopg.Error) -> bool:
     """Whether the server does not take such work now, whichever item asks: a standby, a full disk (53100), out of memory or
     connections, a statement or lock timeout. What was sent has been rolled back."""
     state = error.sqlstate or ""
     return state.startswith("53") or state in {"25006", "57014", "55P03"}
-
-
-def shut_socket(connection: AsyncConnection[Any]) -> None:
-    """End whatever waits on the session, at once."""
-    try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
-            copy.shutdown(socket.SHUT_RDWR)
-    except (OSError, psycopg.Error):
-        # Already gone: that is what was wanted.
-        return

@@ -25,11 +25,10 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import psycopg
 import structlog
-from psycopg import AsyncConnection
-from psycopg.rows import TupleRow
 
 from graphd.errors import BadItemError, GraphdError, OverloadedError, SchemaError, ShardUnavailableError
-from graphd.storage.connect import is_lost, is_refusal, shut_socket
+from graphd.storage.connect import is_refusal
+from graphd.storage.session import Session
 
 log = structlog.get_logger()
 
@@ -37,10 +36,16 @@ RECONNECT_FIRST_S: Final = 0.05
 RECONNECT_MAX_S: Final = 0.5
 """Pause between two tries to connect: short, so that a shard that is back serves within a second."""
 
-FEW_IN_FLIGHT: Final = 4
-"""Up to this many calls in flight a lane never waits for company."""
+FULL_PATIENCE_FROM: Final = 16
+"""From this many calls in flight on a lane waits its whole time for company; a lone caller never waits, between them in proportion.
+
+It must begin with the second call already: a router that flushes for each call is so busy with it that it never sees many calls at
+once, whatever waits before its door (64 callers showed as 3 in flight, at half the throughput)."""
 
 RETRY_AFTER_S: Final = 0.1
+
+FORGOTTEN: Final = frozenset({"26000", "0A000"})
+"""Prepared statement does not exist (DEALLOCATE ALL, a pooler), cached plan must not change result type (a migration)."""
 
 MAX_ALONE_RUNS: Final = 5
 """How often an item that runs alone may meet a deadlock or a twin before it fails."""
@@ -69,7 +74,7 @@ class Item(Protocol):
 
 ItemT = TypeVar("ItemT", bound=Item)
 
-Carry = Callable[[AsyncConnection[TupleRow], Sequence[ItemT]], Awaitable[None]]
+Carry = Callable[[Session, Sequence[ItemT]], Awaitable[None]]
 """Sends a batch in one transaction and settles its items; raises psycopg.Error having settled none."""
 
 
@@ -89,7 +94,7 @@ class Lane(Generic[ItemT]):
     def __init__(
         self,
         shard: str,
-        connect: Callable[[], Awaitable[AsyncConnection[TupleRow]]],
+        connect: Callable[[Callable[[], None]], Awaitable[Session]],
         carry: Carry[ItemT],
         *,
         writes: bool,
@@ -107,7 +112,7 @@ class Lane(Generic[ItemT]):
         self._max_waiting, self._max_batch = max_waiting, max_batch
         self._waiting: deque[ItemT] = deque()
         self._wake = asyncio.Event()
-        self._connection: AsyncConnection[TupleRow] | None = None
+        self._session: Session | None = None
         self._down: GraphdError | None = None
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -116,7 +121,7 @@ class Lane(Generic[ItemT]):
     @property
     def up(self) -> bool:
         """Whether the lane has a connection."""
-        return self._connection is not None
+        return self._session is not None
 
     @property
     def waiting(self) -> int:
@@ -152,7 +157,7 @@ class Lane(Generic[ItemT]):
         pause_s = RECONNECT_FIRST_S
         try:
             while not self._closing or self._waiting:
-                if self._connection is None:
+                if self._session is None:
                     if await self._open():
                         pause_s = RECONNECT_FIRST_S
                     elif self._closing:
@@ -161,9 +166,12 @@ class Lane(Generic[ItemT]):
                         await self._pause(pause_s)
                         pause_s = min(2 * pause_s, RECONNECT_MAX_S)
                     continue
+                if self._session.broken:
+                    await self._drop()
+                    continue
                 if not self._waiting:
                     self._wake.clear()
-                    await self._idle()
+                    await self._wake.wait()
                     continue
                 await self._company()
                 batch = self._take()
@@ -180,38 +188,14 @@ class Lane(Generic[ItemT]):
                     self._wake.clear()
                     await self._wake.wait()
 
-    async def _idle(self) -> None:
-        """Wait for work, and notice a connection that dies meanwhile."""
-        assert self._connection is not None
-        loop = asyncio.get_running_loop()
-        lost = loop.create_future()
-        fd = self._connection.fileno()
-
-        def readable() -> None:
-            if not lost.done():
-                lost.set_result(None)
-
-        loop.add_reader(fd, readable)
-        woken = asyncio.ensure_future(self._wake.wait())
-        try:
-            await asyncio.wait((woken, lost), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loop.remove_reader(fd)
-            woken.cancel()
-        if lost.done():
-            # An idle server speaks only to say good-bye (or to notify, which no lane listens for): ask it.
-            alarm = loop.call_later(self._timeout_s, shut_socket, self._connection)
-            try:
-                await self._connection.execute("SELECT 1", prepare=False)
-            except psycopg.Error as error:
-                log.warning("lane.lost", shard=self.shard, error=type(error).__name__)
-                await self._drop()
-            finally:
-                alarm.cancel()
+    def _session_lost(self) -> None:
+        """The connection died while nothing was on it."""
+        log.warning("lane.lost", shard=self.shard, items=0)
+        self._wake.set()
 
     async def _open(self) -> bool:
         try:
-            self._connection = await self._connect()
+            self._session = await self._connect(self._session_lost)
         except (psycopg.Error, OSError, TimeoutError, SchemaError) as error:
             if self._down is None:
                 log.warning("lane.down", shard=self.shard, error=type(error).__name__, detail=_detail(error))
@@ -227,17 +211,16 @@ class Lane(Generic[ItemT]):
         return True
 
     async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _company(self) -> None:
         """Wait for others when many calls are in flight; not at all when few are."""
         in_flight = self._in_flight()
-        if self._wait_s <= 0 or in_flight <= FEW_IN_FLIGHT or len(self._waiting) >= min(in_flight, self._max_batch):
-            return
-        # Full patience from 32 calls in flight on; in between in proportion.
-        await asyncio.sleep(self._wait_s * min(1.0, in_flight / 32))
+        patience = min(1.0, (in_flight - 1) / (FULL_PATIENCE_FROM - 1))
+        if patience > 0 and self._wait_s > 0 and len(self._waiting) < min(in_flight, self._max_batch):
+            await asyncio.sleep(self._wait_s * patience)
 
     def _take(self) -> list[ItemT]:
         batch: list[ItemT] = []
@@ -265,24 +248,37 @@ class Lane(Generic[ItemT]):
         try:
             await self._once(batch)
         except psycopg.Error as error:
-            assert self._connection is not None
+            assert self._session is not None
             self.stats.failed_batches += 1
-            if is_lost(self._connection):
+            if error.sqlstate in FORGOTTEN and not self._session.broken and await self._anew(batch):
+                return
+            assert self._session is not None
+            if self._session.broken:
                 await self._lost(batch, error)
             elif is_refusal(error):
                 self._refuse(batch, error)
             else:
                 await self._one_by_one(batch, error)
 
+    async def _anew(self, batch: Sequence[ItemT]) -> bool:
+        """The server has forgotten or outgrown a prepared statement, and rolled back: once more on a new connection."""
+        log.info("lane.anew", shard=self.shard, items=len(batch))
+        await self._drop()
+        if not await self._open():
+            for item in batch:
+                item.fail(ShardUnavailableError(self.shard))
+            return True
+        self._waiting.extendleft(reversed(batch))
+        return True
+
     async def _once(self, batch: Sequence[ItemT]) -> None:
-        assert self._connection is not None
+        assert self._session is not None
         loop = asyncio.get_running_loop()
         began = loop.time()
-        # Cancelling would make psycopg wait for the server's answer, which a severed network never brings. A shut socket ends the
-        # wait at once, as a lost connection.
-        alarm = loop.call_later(self._timeout_s, shut_socket, self._connection)
+        # Given up rather than cancelled: a severed network never brings the answer to a cancellation either.
+        alarm = loop.call_later(self._timeout_s, self._session.abort)
         try:
-            await self._carry(self._connection, batch)
+            await self._carry(self._session, batch)
         finally:
             alarm.cancel()
         self.stats.batches += 1
@@ -305,7 +301,7 @@ class Lane(Generic[ItemT]):
         try:
             await self._once([item for item in batch if not item.abandoned])
         except psycopg.Error:
-            if self._connection is None or is_lost(self._connection):
+            if self._session is None or self._session.broken:
                 await self._drop()
             for item in batch:
                 item.fail(ShardUnavailableError(self.shard, what="lost the connection"))
@@ -323,8 +319,8 @@ class Lane(Generic[ItemT]):
             try:
                 await self._alone(item)
             except psycopg.Error as again:
-                assert self._connection is not None
-                if is_lost(self._connection):
+                assert self._session is not None
+                if self._session.broken:
                     await self._lost([item], again)
                     # Those behind it were not sent again: they go first on the next connection.
                     self._waiting.extendleft(reversed(batch[at + 1 :]))

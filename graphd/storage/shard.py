@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from graphd.edge import Version
 from graphd.errors import GraphdError, ShardUnavailableError
 from graphd.operations import Outcome
 from graphd.storage.arrays import Int2s, Int8s
-from graphd.storage.carry import Connection, ReadItem, WriteLaneItem, carry_reads, carry_writes
+from graphd.storage.carry import ReadItem, WriteLaneItem, carry_reads, carry_writes
 from graphd.storage.connect import (
     LANE_SETTINGS,
     READ_SETTINGS,
@@ -50,8 +52,11 @@ from graphd.storage.items import (
 )
 from graphd.storage.lanes import Lane
 from graphd.storage.queries import statement
+from graphd.storage.session import Session
 
 log = structlog.get_logger()
+
+Connection = AsyncConnection[TupleRow]
 
 MAX_WRITE_BATCH: Final = 1_000
 """Rows in one write transaction: some 30 ms of work, so that nobody waits long behind it."""
@@ -74,7 +79,7 @@ class ShardSettings:
 
     application: str = "graphd"
     write_wait_s: float = 0.005
-    read_wait_s: float = 0.002
+    read_wait_s: float = 0.005
     lane_timeout_s: float = 5.0
     set_connections: int = 4
     prepare: bool = True
@@ -95,7 +100,7 @@ class Shard:
         self._cleaning: set[asyncio.Task[None]] = set()
         self.writes: Lane[WriteLaneItem] = Lane(
             self.name,
-            lambda: self._connect(LANE_SETTINGS, "write"),
+            lambda lost: self._connect(LANE_SETTINGS, "write", lost),
             self._carry_writes,
             writes=True,
             in_flight=in_flight,
@@ -106,7 +111,7 @@ class Shard:
         )
         self.reads: Lane[ReadItem] = Lane(
             self.name,
-            lambda: self._connect(READ_SETTINGS, "read"),
+            lambda lost: self._connect(READ_SETTINGS, "read", lost),
             carry_reads,
             writes=False,
             in_flight=in_flight,
@@ -149,20 +154,20 @@ class Shard:
         lane_s = self._settings.lane_timeout_s
         return {"statement_timeout": f"{int((lane_s - min(STATEMENT_MARGIN_S, lane_s / 4)) * 1000)}ms"}
 
-    async def _connect(self, settings: dict[str, str], purpose: str) -> Connection:
+    async def _connect(self, settings: dict[str, str], purpose: str, lost: Callable[[], None]) -> Session:
         connection = await connect(
             self._conninfo,
             f"{self._settings.application} {purpose}",
             {**settings, **self._timeouts()},
             timeout_s=self._settings.lane_timeout_s,
-            prepare=self._settings.prepare,
         )
         try:
-            await check_shard(connection, self.identity)
+            async with asyncio.timeout(self._settings.lane_timeout_s):
+                await check_shard(connection, self.identity)
+            return Session(connection, prepare=self._settings.prepare, lost=lost)
         except BaseException:
             await connection.close()
             raise
-        return connection
 
     def _new_pool(self) -> AsyncConnectionPool[Connection]:
         async def configure(connection: Connection) -> None:
@@ -206,10 +211,10 @@ class Shard:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    async def _carry_writes(self, connection: Connection, batch: Sequence[WriteLaneItem]) -> None:
+    async def _carry_writes(self, session: Session, batch: Sequence[WriteLaneItem]) -> None:
         strikes = [self._strikes.popleft() for _ in range(min(len(self._strikes), MAX_STRIKES))]
         try:
-            await carry_writes(connection, batch, strikes)
+            await carry_writes(session, batch, strikes)
         except BaseException:
             # Rolled back, or of unknown fate: striking twice does no harm.
             self._strikes.extendleft(strikes)
