@@ -32,3 +32,4 @@ def configure(config: LogConfig, **always: Any) -> None:
     structlog.contextvars.bind_contextvars(**always)
     # Libraries that log by themselves (psycopg, its pool) name hosts and users in their messages: only the worst of them is kept.
     logging.basicConfig(level=logging.CRITICAL, stream=sys.stderr)
+    logging.getLogger("psycopg").setLevel(logging.CRITICAL)

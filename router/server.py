@@ -89,6 +89,7 @@ class Router:
                 lane_timeout_s=settings.lane_timeout_s,
                 set_connections=settings.set_connections,
                 prepare=settings.prepare,
+                processes=settings.workers,
             ),
             self._admission.pressure,
         )

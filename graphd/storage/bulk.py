@@ -25,8 +25,8 @@ from graphd.errors import ShardUnavailableError
 from graphd.operations import GIVEN, Operation
 from graphd.storage.arrays import Int2s, Int8s
 from graphd.storage.connect import Identity, check_server, check_shard, connect
-from graphd.storage.migrate import check_schema
 from graphd.storage.queries import statement
+from graphd.storage.schema import check_schema
 
 log = structlog.get_logger()
 

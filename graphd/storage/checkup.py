@@ -16,7 +16,7 @@ from graphd.config import Config
 from graphd.errors import GraphdError
 from graphd.storage.catalog import Catalog, CatalogView
 from graphd.storage.connect import check_server, check_shard, connect
-from graphd.storage.migrate import check_schema
+from graphd.storage.schema import check_schema
 
 
 @dataclass(frozen=True, slots=True)

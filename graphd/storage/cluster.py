@@ -12,7 +12,7 @@ from graphd.config import Config
 from graphd.errors import ConfigError
 from graphd.storage.catalog import Catalog, CatalogView, CatalogWatch
 from graphd.storage.connect import check_server, connect
-from graphd.storage.migrate import check_schema
+from graphd.storage.schema import check_schema
 from graphd.storage.shard import Shard, ShardSettings
 from graphd.topology import Topology
 
@@ -91,7 +91,7 @@ class Cluster:
             log.warning("shard.away_at_start", shard=name, error=type(error).__name__)
             return
         try:
-            await check_server(connection, name, self.topology.slots)
+            await check_server(connection, name, self.topology.slots, self._settings.connections)
             await check_schema(connection, "shard")
         finally:
             await connection.close()

@@ -114,20 +114,31 @@ async def check_shard(connection: AsyncConnection[TupleRow], expected: Identity)
         )
 
 
-async def check_server(connection: AsyncConnection[TupleRow], name: str, slots: int) -> None:
-    """Raise ServerSettingsError when the server is too old or its lock table too small for `slots`."""
+async def check_server(connection: AsyncConnection[TupleRow], name: str, slots: int, connections: int = 0) -> None:
+    """Raise ServerSettingsError when the server is too old, its lock table too small for `slots`, or if it does not let in the
+    `connections` that this process and its fellow workers open at the most."""
     if connection.info.server_version < MIN_SERVER_VERSION:
         raise ServerSettingsError(f"{name}: graphd needs PostgreSQL 18 or newer")
     cursor = await connection.execute(
-        "SELECT current_setting('max_locks_per_transaction')::int, current_setting('server_encoding')", prepare=False
+        "SELECT current_setting('max_locks_per_transaction')::int, current_setting('server_encoding'),"
+        " current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        " - current_setting('reserved_connections')::int",
+        prepare=False,
     )
-    locks, encoding = await cursor.fetchone() or (0, "")
+    row = await cursor.fetchone()
+    assert row is not None, "one row"
+    locks, encoding, room = row
     if locks < slots:
         raise ServerSettingsError(
             f"{name}: max_locks_per_transaction is {locks}, but must be at least the number of slots, {slots}"
         )
     if encoding != "UTF8":
         raise ServerSettingsError(f"{name}: server_encoding is {encoding}, but must be UTF8")
+    if room < connections:
+        raise ServerSettingsError(
+            f"{name}: max_connections leaves room for {room}, but this process and its fellow workers open {connections}:"
+            " raise it, or lower [router] workers or set_connections"
+        )
 
 
 def is_refusal(error: psycopg.Error) -> bool:

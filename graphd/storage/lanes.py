@@ -113,8 +113,8 @@ class Lane(Generic[ItemT]):
         self._waiting: deque[ItemT] = deque()
         self._wake = asyncio.Event()
         self._session: Session | None = None
-        self._down: GraphdError | None = None
-        self._closing = False
+        self._down = False
+        self._closing = self._renewed = False
         self._task: asyncio.Task[None] | None = None
         self.changed: Callable[[bool], None] = lambda up: None
 
@@ -144,8 +144,8 @@ class Lane(Generic[ItemT]):
 
         `forced` items are part of work already begun, and are not shed.
         """
-        if self._down is not None:
-            raise self._down
+        if self._down:
+            raise ShardUnavailableError(self.shard)
         if len(self._waiting) >= self._max_waiting and not forced:
             raise OverloadedError(f"shard {self.shard}", RETRY_AFTER_S)
         self._waiting.append(item)
@@ -174,11 +174,13 @@ class Lane(Generic[ItemT]):
                     await self._wake.wait()
                     continue
                 await self._company()
+                if self._lost_meanwhile():
+                    continue
                 batch = self._take()
                 if batch:
                     await self._send(batch)
         finally:
-            self._fail_waiting(ShardUnavailableError(self.shard, what="is being closed"))
+            self._fail_waiting("is being closed")
             await self._drop()
 
     async def _pause(self, pause_s: float) -> None:
@@ -187,6 +189,9 @@ class Lane(Generic[ItemT]):
                 while not self._closing:
                     self._wake.clear()
                     await self._wake.wait()
+
+    def _lost_meanwhile(self) -> bool:
+        return self._session is None or self._session.broken
 
     def _session_lost(self) -> None:
         """The connection died while nothing was on it."""
@@ -197,16 +202,16 @@ class Lane(Generic[ItemT]):
         try:
             self._session = await self._connect(self._session_lost)
         except (psycopg.Error, OSError, TimeoutError, SchemaError) as error:
-            if self._down is None:
+            if not self._down:
                 log.warning("lane.down", shard=self.shard, error=type(error).__name__, detail=_detail(error))
                 self.changed(False)
-            self._down = ShardUnavailableError(self.shard)
-            self._fail_waiting(self._down)
+            self._down = True
+            self._fail_waiting("is not reachable")
             return False
-        if self._down is not None or self.stats.connects:
+        if self._down or self.stats.connects:
             log.info("lane.up", shard=self.shard)
         self.stats.connects += 1
-        self._down = None
+        self._down = False
         self.changed(True)
         return True
 
@@ -250,26 +255,27 @@ class Lane(Generic[ItemT]):
         except psycopg.Error as error:
             assert self._session is not None
             self.stats.failed_batches += 1
-            if error.sqlstate in FORGOTTEN and not self._session.broken and await self._anew(batch):
-                return
-            assert self._session is not None
-            if self._session.broken:
+            if error.sqlstate in FORGOTTEN and not self._session.broken and not self._renewed:
+                await self._anew(batch)
+            elif self._session.broken:
                 await self._lost(batch, error)
             elif is_refusal(error):
                 self._refuse(batch, error)
             else:
                 await self._one_by_one(batch, error)
-
-    async def _anew(self, batch: Sequence[ItemT]) -> bool:
-        """The server has forgotten or outgrown a prepared statement, and rolled back: once more on a new connection."""
-        log.info("lane.anew", shard=self.shard, items=len(batch))
-        await self._drop()
-        if not await self._open():
+        except Exception as error:
+            # A bug in what settles items: the lane must live on for the others, and nobody may wait for ever.
+            log.error("lane.bug", shard=self.shard, error=type(error).__name__, exc_info=error)
+            await self._drop()
             for item in batch:
-                item.fail(ShardUnavailableError(self.shard))
-            return True
+                item.fail(BadItemError("a bug"))
+
+    async def _anew(self, batch: Sequence[ItemT]) -> None:
+        """The server has forgotten or outgrown a prepared statement, and rolled back: once more, on a new connection."""
+        log.info("lane.anew", shard=self.shard, items=len(batch))
+        self._renewed = True
         self._waiting.extendleft(reversed(batch))
-        return True
+        await self._drop()
 
     async def _once(self, batch: Sequence[ItemT]) -> None:
         assert self._session is not None
@@ -281,6 +287,7 @@ class Lane(Generic[ItemT]):
             await self._carry(self._session, batch)
         finally:
             alarm.cancel()
+        self._renewed = False
         self.stats.batches += 1
         self.stats.items += len(batch)
         self.stats.seconds += loop.time() - began
@@ -346,10 +353,11 @@ class Lane(Generic[ItemT]):
                 if run == MAX_ALONE_RUNS - 1:
                     raise
 
-    def _fail_waiting(self, error: GraphdError) -> None:
+    def _fail_waiting(self, what: str) -> None:
         waiting, self._waiting = self._waiting, deque()
         for item in waiting:
-            item.fail(error)
+            # An error of its own for each: one that is raised for many gathers all their frames.
+            item.fail(ShardUnavailableError(self.shard, what=what))
 
 
 def _sqlstate(error: BaseException) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import psycopg
 from psycopg import AsyncConnection, sql
@@ -23,6 +21,7 @@ from graphd.limits import MAX_SLOTS
 from graphd.storage.catalog import Catalog, CatalogView
 from graphd.storage.connect import Identity, check_server, check_shard, connect
 from graphd.storage.queries import statement
+from graphd.storage.schema import migrations, version_of
 from graphd.topology import spread
 
 _LOCK: Final = 0x67726170
@@ -35,33 +34,13 @@ CREATE TABLE IF NOT EXISTS schema_version (
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One file: its number, its name and its text."""
-
-    version: int
-    name: str
-    text: str
-
-
-def migrations(database: str) -> list[Migration]:
-    """The migrations of `shard` or `catalog` databases, in order. Asserts that their numbers are 1, 2, 3, ..."""
-    folder = resources.files("graphd.storage") / "migrations" / database
-    found = []
-    for entry in sorted((e for e in folder.iterdir() if e.name.endswith(".sql")), key=lambda e: e.name):
-        number, _, name = entry.name.removesuffix(".sql").partition("_")
-        found.append(Migration(int(number), name, entry.read_text(encoding="utf-8")))
-    assert [m.version for m in found] == list(range(1, len(found) + 1)), f"gaps in the migrations of {database}"
-    return found
-
-
 async def migrate(connection: AsyncConnection[TupleRow], database: str) -> list[str]:
     """Apply what is missing; answers the names applied. Raises SchemaError on a schema newer than this release."""
     applied: list[str] = []
     await connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
     try:
         await connection.execute(_VERSION_TABLE)
-        version = await _version(connection) or 0
+        version = await version_of(connection) or 0
         known = migrations(database)
         if version > len(known):
             raise SchemaError(f"the {database} database has schema {version}; this release knows up to {len(known)}")
@@ -75,26 +54,6 @@ async def migrate(connection: AsyncConnection[TupleRow], database: str) -> list[
     finally:
         await connection.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
     return applied
-
-
-async def _version(connection: AsyncConnection[TupleRow]) -> int | None:
-    cursor = await connection.execute("SELECT max(version) FROM schema_version")
-    row = await cursor.fetchone()
-    return cast("int | None", row[0]) if row is not None else None
-
-
-async def check_schema(connection: AsyncConnection[TupleRow], database: str) -> None:
-    """Raise SchemaError unless the database has just the schema of this release."""
-    try:
-        version = await _version(connection)
-    except psycopg.errors.UndefinedTable:
-        version = None
-    if version is None:
-        raise SchemaError(f"the {database} database is not initialised: run graphd init")
-    known = len(migrations(database))
-    if version != known:
-        hint = "run graphd migrate" if version < known else "upgrade graphd"
-        raise SchemaError(f"the {database} database has schema {version}, this release needs {known}: {hint}")
 
 
 async def ensure_database(conninfo: str) -> bool:

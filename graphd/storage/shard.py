@@ -52,6 +52,7 @@ from graphd.storage.items import (
 )
 from graphd.storage.lanes import Lane
 from graphd.storage.queries import statement
+from graphd.storage.schema import check_schema
 from graphd.storage.session import Session
 
 log = structlog.get_logger()
@@ -83,6 +84,12 @@ class ShardSettings:
     lane_timeout_s: float = 5.0
     set_connections: int = 4
     prepare: bool = True
+    processes: int = 1
+
+    @property
+    def connections(self) -> int:
+        """How many connections all processes with these settings open to a shard at the most."""
+        return self.processes * (2 + self.set_connections)
 
 
 class Shard:
@@ -163,6 +170,7 @@ class Shard:
         )
         try:
             async with asyncio.timeout(self._settings.lane_timeout_s):
+                await check_schema(connection, "shard")
                 await check_shard(connection, self.identity)
             return Session(connection, prepare=self._settings.prepare, lost=lost)
         except BaseException:
@@ -178,6 +186,7 @@ class Shard:
             conninfo_of(self._conninfo, f"{self._settings.application} set"),
             kwargs={"autocommit": True, "prepare_threshold": 0 if self._settings.prepare else None},
             configure=configure,
+            check=AsyncConnectionPool.check_connection,
             min_size=0,
             max_size=self._settings.set_connections,
             max_waiting=64,
