@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -30,6 +30,7 @@ class Databases:
     catalog: str
     conninfo: Mapping[str, str]
     view: CatalogView
+    _sessions: dict[str, psycopg.Connection[Any]] = field(default_factory=dict, repr=False)
 
     @property
     def slots(self) -> int:
@@ -45,10 +46,26 @@ class Databases:
         with psycopg.connect(self.conninfo[shard], autocommit=True) as connection:
             yield connection
 
+    def _execute(self, shard: str, query: str, parameters: Mapping[str, Any] | None) -> psycopg.Cursor[Any]:
+        """Run a statement in a session that is kept; in a new one when the server has gone away meanwhile."""
+        kept = self._sessions.get(shard)
+        if kept is not None:
+            try:
+                return kept.execute(query.encode(), parameters)
+            except psycopg.OperationalError:
+                kept.close()
+        self._sessions[shard] = psycopg.connect(self.conninfo[shard], autocommit=True)
+        return self._sessions[shard].execute(query.encode(), parameters)
+
+    def close(self) -> None:
+        """End the sessions that were kept."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
     def rows(self, shard: str, query: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """The answer of one shard."""
-        with self.connect(shard) as connection:
-            return connection.execute(query.encode(), parameters).fetchall()
+        return self._execute(shard, query, parameters).fetchall()
 
     def all_rows(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """The answers of all shards, one after the other."""
@@ -57,13 +74,11 @@ class Databases:
     def do(self, query: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Run a statement on every shard."""
         for shard in self.conninfo:
-            with self.connect(shard) as connection:
-                connection.execute(query.encode(), parameters)
+            self._execute(shard, query, parameters)
 
     def clear(self) -> None:
         """Take out every edge, degree, debt and receipt."""
-        for table in PER_SLOT_TABLES:
-            self.do(f"DELETE FROM {table}")
+        self.do("; ".join(f"DELETE FROM {table}" for table in PER_SLOT_TABLES))
 
 
 @contextmanager
@@ -77,7 +92,11 @@ def new_databases(servers: Sequence[PostgresServer], *, shards: int = 2, slots: 
     config = from_values({"catalog": catalog, "slots": slots, "shards": conninfo}, "the test's configuration")
     try:
         view = asyncio.run(init(config))
-        yield Databases(config, catalog, conninfo, view)
+        found = Databases(config, catalog, conninfo, view)
+        try:
+            yield found
+        finally:
+            found.close()
     finally:
         for server, database in [*homes.values(), (servers[0], f"test_{number}_catalog")]:
             with psycopg.connect(server.conninfo(), autocommit=True) as connection:
