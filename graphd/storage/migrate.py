@@ -125,7 +125,7 @@ async def _reaching(name: str, work: Any) -> Any:
     """Await work on one database; an unreachable one becomes a sentence without the driver's words, which name hosts."""
     try:
         return await work
-    except psycopg.OperationalError as error:
+    except psycopg.Error as error:
         reason = "does not answer" if error.sqlstate is None else f"refuses (sqlstate {error.sqlstate})"
         raise StartError(f"{name}: the database {reason}; check its conninfo and that the server runs") from error
     except (OSError, TimeoutError) as error:

@@ -88,7 +88,7 @@ class Session:
         """Run statements in one transaction; answers the rows of each. Raises psycopg.Error, having rolled back, or with
         `broken` set when what became of it is not known."""
         assert self._done is None, "one flush at a time"
-        new: set[bytes] = set()
+        new: list[bytes] = []
         self._results, self._error = [], None
         self._done = self._loop.create_future()
         try:
@@ -103,18 +103,19 @@ class Session:
             results = await self._done
         finally:
             self._done = None
-        self._known |= new
-        # The answers to "prepare" have no rows and no columns.
+            # Only a "prepare" is answered without columns. It stands even where the transaction was rolled back.
+            answered = sum(result.status == pq.ExecStatus.COMMAND_OK for result in self._results)
+            self._known.update(new[:answered])
         return [self._rows(result) for result in results if result.status == pq.ExecStatus.TUPLES_OK]
 
-    def _send(self, call: Prepared, values: Mapping[str, Any], new: set[bytes]) -> None:
+    def _send(self, call: Prepared, values: Mapping[str, Any], new: list[bytes]) -> None:
         data, formats = call.parameters(values)
         if not self._prepare:
             self._pgconn.send_query_params(call.text, data, param_formats=formats, result_format=_BINARY)
             return
         if call.name not in self._known and call.name not in new:
             self._pgconn.send_prepare(call.name, call.text)
-            new.add(call.name)
+            new.append(call.name)
         self._pgconn.send_query_prepared(call.name, data, formats, _BINARY)
 
     def _rows(self, result: pq.abc.PGresult) -> list[TupleRow]:
