@@ -25,7 +25,7 @@ from graphd.process import loop_factory
 from graphd.v1 import graph_pb2 as pb
 from tests.bench.check import check_halves
 from tests.bench.data import QUICK, Graph, Sizes, check_result, write
-from tests.bench.figures import Row, as_json, rates, table
+from tests.bench.figures import Row, as_json, disturbance, rates, table
 from tests.bench.meter import machine
 from tests.bench.rows import PAGE, ROWS, Bench
 from tests.bench.setting import TIMEOUT_S, Setting, cluster, connect, echo
@@ -50,7 +50,6 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 windows of 1 s, a small graph: to see that it works")
     parser.add_argument("--seed", type=int, default=1, help="of the graph")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (default: in bench-results/)")
-    parser.add_argument("--hold", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.quick:
         options.seconds, options.windows = 1.0, 3
@@ -117,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows = runner.run(measure(setting, options))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(table(rows), rates(rows), sep="\n\n")
+    print(table(rows), rates(rows), disturbance(rows), sep="\n\n")
     path: Path = options.json or ROOT / "bench-results" / f"{began:%Y%m%dT%H%M%SZ}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = {name: getattr(options, name) for name in ("rows", "seconds", "windows", "quick", "seed")}

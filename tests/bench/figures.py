@@ -9,6 +9,12 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+OTHERS = "others"
+"""CPU time of programs that do not take part."""
+
+DISTURBED_CORES = 0.15
+"""From here on what others use shows in the ratios: they take it from two cores that are both busy."""
+
 
 class Bound(Enum):
     AT_LEAST = "at least"
@@ -39,6 +45,7 @@ class Window:
     seconds: float
     p50_ms: float
     p99_ms: float
+    max_ms: float
     cpu_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -49,13 +56,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Several windows of one load, summed up. `cpu_us` is CPU time per unit, by process."""
+    """Several windows of one load, summed up. `cpu_us` is CPU time per unit and `cores` CPU time per second, by
+    process."""
 
     rate: float
     p50_ms: float
     p99_ms: float
+    max_ms: float
     units: int
     cpu_us: Mapping[str, float]
+    cores: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +97,17 @@ def percentile(values: Iterable[float], share: float) -> float:
 def side(windows: Sequence[Window]) -> Side:
     """The medians of the windows' rates and percentiles, and the CPU time of all of them per unit."""
     units = sum(window.units for window in windows)
+    seconds = sum(window.seconds for window in windows)
     names = sorted({name for window in windows for name in window.cpu_s})
+    cpu_s = {name: sum(window.cpu_s.get(name, 0.0) for window in windows) for name in names}
     return Side(
         rate=median(window.rate for window in windows),
         p50_ms=median(window.p50_ms for window in windows),
         p99_ms=median(window.p99_ms for window in windows),
+        max_ms=max(window.max_ms for window in windows),
         units=units,
-        cpu_us={name: 1e6 * sum(window.cpu_s.get(name, 0.0) for window in windows) / units for name in names},
+        cpu_us={name: 1e6 * total / units for name, total in cpu_s.items()},
+        cores={name: total / seconds for name, total in cpu_s.items()},
     )
 
 
@@ -129,14 +143,23 @@ def table(rows: Sequence[Row]) -> str:
 
 def rates(rows: Sequence[Row]) -> str:
     """Absolute rates, latencies, and CPU time per unit of each process: not for quoting, but to see where time goes."""
-    cells = [("row", "side", "per second", "p50 ms", "p99 ms", "CPU us per unit")]
+    cells = [("row", "side", "per second", "p50 ms", "p99 ms", "max ms", "CPU us per unit")]
     for row in rows:
         for name, one in (("floor", row.floor), ("ours", row.ours)):
             if one is not None:
                 cpu = ", ".join(f"{process} {cost:.0f}" for process, cost in one.cpu_us.items() if cost >= 0.5)
-                figures = (f"{one.rate:,.0f}", f"{one.p50_ms:.2f}", f"{one.p99_ms:.2f}")
+                figures = (f"{one.rate:,.0f}", f"{one.p50_ms:.2f}", f"{one.p99_ms:.2f}", f"{one.max_ms:.0f}")
                 cells.append((row.target.name, name, *figures, cpu))
-    return "\n".join(_columns(cells, "llrrrl"))
+    return "\n".join(_columns(cells, "llrrrrl"))
+
+
+def disturbance(rows: Sequence[Row]) -> str:
+    """A warning when other programs took a part of the machine; else empty."""
+    sides = [side for row in rows for side in (row.ours, row.floor) if side is not None]
+    most = max((side.cores.get(OTHERS, 0.0) for side in sides), default=0.0)
+    if most < DISTURBED_CORES:
+        return ""
+    return f"other programs took up to {most:.1f} cores meanwhile: measure again when the machine is quiet"
 
 
 def as_json(rows: Sequence[Row], machine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

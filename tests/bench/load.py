@@ -53,6 +53,7 @@ async def run_window(load: Load, seconds: float, meter: Meter) -> Window:
         seconds=seconds,
         p50_ms=1000 * percentile(latencies_s, 0.5),
         p99_ms=1000 * percentile(latencies_s, 0.99),
+        max_ms=1000 * percentile(latencies_s, 1.0),
         cpu_s={name: after[name] - before[name] for name in after},
     )
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from tests.bench.figures import OTHERS
+
 
 class Meter:
     """Processes by name; the children of each are counted with it."""
@@ -28,7 +30,7 @@ class Meter:
         own = os.times()
         times["client"] = own.user + own.system
         machine = psutil.cpu_times()
-        return {**times, "others": sum(machine) - machine.idle - machine.iowait - sum(times.values())}
+        return {**times, OTHERS: sum(machine) - machine.idle - machine.iowait - sum(times.values())}
 
     def rss_mb(self, name: str) -> float:
         """Resident memory now, in units of 10^6 bytes."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SHARDS = 2
 TIMEOUT_S = 20.0
 
+ROUTER = {"reverse_wait_s": 15.0}
+"""A disk that stalls for a second shows as a slow call with both halves durable, not as a fast one without."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -65,7 +68,7 @@ def cluster(folder: Path) -> Iterator[Setting]:
     """Two Postgres servers and one router process, metrics on, fsync on; stopped at the end. The folder stays."""
     dev = DevCluster(folder / "cluster")
     try:
-        dev.up(Options(shards=SHARDS, slots=64, port=0, workers=1, repair=False))
+        dev.up(Options(shards=SHARDS, slots=64, port=0, workers=1, repair=False, router=ROUTER))
         status = dev.status()
         meter = Meter(
             {

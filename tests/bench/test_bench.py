@@ -5,7 +5,19 @@ import json
 import pytest
 
 from tests.bench.data import QUICK, Graph
-from tests.bench.figures import Bound, Row, Target, Window, as_json, compare, missing, percentile, rates, table
+from tests.bench.figures import (
+    Bound,
+    Row,
+    Target,
+    Window,
+    as_json,
+    compare,
+    disturbance,
+    missing,
+    percentile,
+    rates,
+    table,
+)
 from tests.bench.rows import ROWS
 
 AT_LEAST = Target("get-edge", "GetEdge against echo", Bound.AT_LEAST, 0.9)
@@ -14,7 +26,7 @@ AT_MOST = Target("memory", "memory of the router", Bound.AT_MOST, 200, "MB")
 
 def window(rate: float, units: int = 1) -> Window:
     calls = int(rate * 2)
-    return Window(calls, calls * units, 2.0, p50_ms=1.0, p99_ms=5.0, cpu_s={"router": calls * 0.0002})
+    return Window(calls, calls * units, 2.0, p50_ms=1.0, p99_ms=5.0, max_ms=9.0, cpu_s={"router": calls * 0.0002})
 
 
 def test_a_row_is_the_median_of_the_ratios_of_neighbouring_windows() -> None:
@@ -63,6 +75,13 @@ def test_the_table_tells_each_row_and_what_it_must_be() -> None:
     ]
     assert lines[5] == "import: not there yet"
     assert "3,800" in rates(rows)
+
+
+def test_a_machine_that_others_use_is_told() -> None:
+    quiet = Window(100, 100, 2.0, 1.0, 5.0, 9.0, {"others": 0.1})
+    busy = Window(100, 100, 2.0, 1.0, 5.0, 9.0, {"others": 1.0})
+    assert disturbance([compare(AT_LEAST, [(quiet, quiet)]), Row(AT_MOST, 100)]) == ""
+    assert "0.5 cores" in disturbance([compare(AT_LEAST, [(quiet, busy)])])
 
 
 def test_the_json_can_be_read_back() -> None:
