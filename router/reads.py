@@ -20,7 +20,7 @@ from graphd.cursor import Cursor
 from graphd.edge import Direction, Key, State, Version
 from graphd.errors import DeadlineError
 from graphd.limits import MAX_ID
-from graphd.placement import slot_of, slots_of
+from graphd.placement import all_slots, slot_of
 from graphd.storage.cluster import Cluster
 from graphd.storage.items import EdgeKeys, Owners, PageRead, PageRows
 from graphd.storage.shard import Shard
@@ -29,9 +29,6 @@ from router.admission import Admission
 
 PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 0.2
-VECTOR_FROM: Final = 16
-"""From this many ids on, slots are computed with numpy."""
-
 T = TypeVar("T")
 
 
@@ -68,14 +65,6 @@ class ListOf(NamedTuple):
     def scope(self) -> bytes:
         """What its page tokens are bound to."""
         return tokens.list_scope(self.account_id, self.direction, self.kind.number, self.state, self.ascending)
-
-
-def all_slots(account_ids: Sequence[int], slots: int) -> Sequence[int]:
-    """The slot of each account."""
-    if len(account_ids) < VECTOR_FROM:
-        return [slot_of(account_id, slots) for account_id in account_ids]
-    found: Sequence[int] = slots_of(np.array(account_ids, dtype=np.int64), slots).tolist()
-    return found
 
 
 class Reader:

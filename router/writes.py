@@ -33,7 +33,7 @@ from graphd.operations import (
     outcome_of,
     refusal_reason,
 )
-from graphd.placement import slot_of
+from graphd.placement import all_slots
 from graphd.storage.cluster import Cluster
 from graphd.storage.items import Answer, EdgeKeys, Receipt, ReverseItem, WriteItem
 from graphd.storage.shard import Shard
@@ -119,10 +119,24 @@ class _Group:
 class _Run:
     """One write on its way."""
 
-    __slots__ = ("finished", "group", "index", "item", "outbox_id", "outcome", "pauses", "shard", "write", "writer")
+    __slots__ = (
+        "finished",
+        "group",
+        "index",
+        "item",
+        "outbox_id",
+        "outcome",
+        "pauses",
+        "peer_slot",
+        "shard",
+        "slot",
+        "write",
+        "writer",
+    )
 
-    def __init__(self, writer: Writer, group: _Group, index: int, write: Write) -> None:
+    def __init__(self, writer: Writer, group: _Group, index: int, write: Write, slot: int, peer_slot: int) -> None:
         self.writer, self.group, self.index, self.write = writer, group, index, write
+        self.slot, self.peer_slot = slot, peer_slot
         self.item: WriteItem | None = None
         self.outcome: WriteOutcome | None = None
         self.outbox_id: UUID | None = None
@@ -134,22 +148,20 @@ class _Run:
         """Hand the operation to the lane of its source's shard."""
         if self.finished:
             return
-        write, cluster = self.write, self.writer.cluster
-        slots = cluster.topology.slots
-        slot = slot_of(write.source_id, slots)
+        write = self.write
         self.item = WriteItem(
             write.source_id,
             write.destination_id,
             write.kind.number,
-            slot,
-            slot_of(write.destination_id, slots),
+            self.slot,
+            self.peer_slot,
             write.operation,
             write.position is not None,
             self.writer.clock.stamp() if write.position is None else write.position,
             write.receipt(),
             self.decided,
         )
-        self.shard = cluster.shard_of(slot)
+        self.shard = self.writer.cluster.shard_of(self.slot)
         try:
             self.shard.write(self.item)
         except GraphdError as error:
@@ -335,21 +347,21 @@ class Writer:
 
         `deadline`: on the event loop's clock. Raises OverloadedError when a shard they need has too many callers.
         """
-        cluster = self.cluster
-        slots = cluster.topology.slots
-        if len(writes) == 1:
-            needed = {cluster.shard_of(slot_of(writes[0].source_id, slots)).name}
-        else:
-            needed = {cluster.shard_of(slot_of(write.source_id, slots)).name for write in writes}
-        entered = self._admission.enter_all(needed)
+        slots = self.cluster.topology.slots
+        at = all_slots([write.source_id for write in writes], slots)
+        peers = all_slots([write.destination_id for write in writes], slots)
+        entered = self._admission.enter_all({self.cluster.shard_of(slot).name for slot in set(at)})
+        group = _Group(len(writes))
+        runs = group.runs = [
+            _Run(self, group, index, write, slot, peer)
+            for index, (write, slot, peer) in enumerate(zip(writes, at, peers, strict=True))
+        ]
         try:
-            return await self._write(writes, deadline)
+            return await self._carry_out(group, runs, deadline)
         finally:
             self._admission.leave_all(entered)
 
-    async def _write(self, writes: Sequence[Write], deadline: float) -> list[Result]:
-        group = _Group(len(writes))
-        runs = group.runs = [_Run(self, group, index, write) for index, write in enumerate(writes)]
+    async def _carry_out(self, group: _Group, runs: Sequence[_Run], deadline: float) -> list[Result]:
         if len(runs) == 1:
             runs[0].begin()
         else:
