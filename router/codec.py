@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from graphd import cursor as tokens
 from graphd.edge import Direction, Key, State, Version
@@ -316,58 +315,49 @@ def page_bytes(wanted: ListOf, view: int, page: Page) -> bytes:
     """A page as the wire bytes of ListFollowersResponse or ListFollowingResponse."""
     tail = _TAIL(next_page_token=page.next_token, previous_page_token=page.previous_token)
     if view == pb.VIEW_IDS:
-        tail.ids.extend(page.neighbors.tolist())
-        tail.since.extend(page.sinces.tolist())
+        tail.ids.extend(page.columns[0].tolist())
+        tail.since.extend(page.columns[1].tolist())
         return tail.SerializeToString()
     return edges_bytes(wanted, page) + tail.SerializeToString()
 
 
 _VARINT_BYTES: Final = 9
-"""Bytes of the longest varint here: values are below 2^63."""
+"""Bytes of every varint in a page: enough for 63 bits. A decoder takes up to ten, so a short value may be padded with empty groups;
+that makes all rows equally long and spares the masks, two thirds of the work, for about one byte in ten more."""
 
 _SHIFTS: Final = (7 * np.arange(_VARINT_BYTES)).astype(np.uint64)
 _TAGS: Final = {name: field.number << 3 for name, field in pb.Edge.DESCRIPTOR.fields_by_name.items()}
 _EDGES_TAG: Final = _TAIL.DESCRIPTOR.fields_by_name["edges"].number << 3 | 2
-
-
-def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Base-128 varints of values >= 0: bytes of shape (n, 9), and which of them count."""
-    shifted = values.view(np.uint64)[:, None] >> _SHIFTS
-    used = shifted != 0
-    used[:, 0] = True
-    cells = shifted.astype(np.uint8)
-    cells &= 0x7F
-    cells[:, :-1] |= used[:, 1:].view(np.uint8) << 7
-    return cells, used
+_COLUMN_BYTES: Final = 1 + _VARINT_BYTES
 
 
 def edges_bytes(wanted: ListOf, page: Page) -> bytes:
-    """`edges` of a list response, written column by column: (tag, length, Edge) for each row."""
-    n = len(page.neighbors)
+    """`edges` of a list response, written column by column: (tag, length, Edge) for each row, all of one length."""
+    n = page.columns.shape[1]
     if n == 0:
         return b""
     forward = wanted.direction is Direction.FORWARD
-    kind = wanted.kind.name.encode()
     neighbor_tag, account_tag = (
         (_TAGS["destination_id"], _TAGS["source_id"]) if forward else (_TAGS["source_id"], _TAGS["destination_id"])
     )
-    varints, counts = _varints(
-        np.concatenate((page.neighbors, page.positions, page.sinces, np.array([wanted.account_id], dtype=np.int64)))
-    )
-    same = bytes([account_tag]) + varints[-1][counts[-1]].tobytes()
-    same += bytes([_TAGS["kind"] | 2, len(kind)]) + kind + bytes([_TAGS["state"], wanted.state])
-    at = 2 + len(same)
-    width = at + 3 * (1 + _VARINT_BYTES)
-    cells = np.empty((n, width), dtype=np.uint8)
-    used = np.ones((n, width), dtype=np.bool_)
-    cells[:, 0] = _EDGES_TAG
-    cells[:, 2:at] = np.frombuffer(same, dtype=np.uint8)
-    for column, tag in enumerate((neighbor_tag, _TAGS["position"], _TAGS["since"])):
-        rows = slice(column * n, (column + 1) * n)
+    same = _same_bytes(account_tag, wanted)
+    # At most 10 + 34 + 2 + 30 bytes, so the length of an Edge is one byte.
+    row = bytes([_EDGES_TAG, len(same) + 3 * _COLUMN_BYTES]) + same
+    cells = np.empty((n, len(row) + 3 * _COLUMN_BYTES), dtype=np.uint8)
+    cells[:, : len(row)] = np.frombuffer(row, dtype=np.uint8)
+    varints = (page.columns.view(np.uint64)[:, :, None] >> _SHIFTS).astype(np.uint8)
+    varints[:, :, :-1] |= 0x80
+    at = len(row)
+    for column, tag in zip(varints, (neighbor_tag, _TAGS["since"], _TAGS["position"]), strict=True):
         cells[:, at] = tag
-        cells[:, at + 1 : at + 1 + _VARINT_BYTES] = varints[rows]
-        used[:, at + 1 : at + 1 + _VARINT_BYTES] = counts[rows]
-        at += 1 + _VARINT_BYTES
-    # At most 2 + 10 + 2 + 32 + 2 + 30 bytes, so the length is one byte.
-    cells[:, 1] = np.count_nonzero(used, axis=1) - 2
-    return cells[used].tobytes()
+        cells[:, at + 1 : at + _COLUMN_BYTES] = column
+        at += _COLUMN_BYTES
+    return cells.tobytes()
+
+
+def _same_bytes(account_tag: int, wanted: ListOf) -> bytes:
+    """The fields of an Edge that are the same in every row of a list: the account, the kind and the state."""
+    account = [wanted.account_id >> shift & 0x7F | 0x80 for shift in range(0, 7 * _VARINT_BYTES, 7)]
+    account[-1] &= 0x7F
+    kind = wanted.kind.name.encode()
+    return bytes([account_tag, *account, _TAGS["kind"] | 2, len(kind)]) + kind + bytes([_TAGS["state"], wanted.state])

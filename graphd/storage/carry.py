@@ -16,7 +16,7 @@ from graphd.limits import MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
 from graphd.operations import FIRST_KEEPING_SINCE, GIVEN, Outcome, given_states, transition_matrix
 from graphd.storage.arrays import Int2s, Int4s, Int8s, Texts, Uuids
 from graphd.storage.items import (
-    EMPTY,
+    NO_ROWS,
     Answer,
     DegreesRead,
     EdgesRead,
@@ -223,11 +223,8 @@ def _ask_pages(table: str, ascending: bool, reads: Sequence[PageRead]) -> Asked:
 
 
 def _settle_pages(rows: Sequence[TupleRow], reads: Sequence[PageRead]) -> None:
-    for item, owned, neighbors, sinces, positions in rows:
-        if neighbors is None:
-            reads[item].settle(PageRows(owned, EMPTY, EMPTY, EMPTY))
-        else:
-            reads[item].settle(PageRows(owned, neighbors, sinces, positions))
+    for item, owned, columns in rows:
+        reads[item].settle(PageRows(owned, NO_ROWS if columns is None else columns.reshape(3, -1)))
 
 
 async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:

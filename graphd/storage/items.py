@@ -210,15 +210,14 @@ class DegreesRead(Read[list[tuple[bool, list[tuple[int, int, int]]]]]):
 
 
 EMPTY: Final[npt.NDArray[np.int64]] = np.empty(0, dtype=np.int64)
+NO_ROWS: Final[npt.NDArray[np.int64]] = np.empty((3, 0), dtype=np.int64)
 
 
 class PageRows(NamedTuple):
-    """Rows of a list, as columns of shape (n,), in the order asked for; `owned` as in Answer."""
+    """Rows of a list in the order asked for: shape (3, n), neighbors, sinces and positions; `owned` as in Answer."""
 
     owned: bool
-    neighbors: npt.NDArray[np.int64]
-    sinces: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
 
 
 class PageRead(Read[PageRows]):

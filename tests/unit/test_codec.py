@@ -233,8 +233,7 @@ rows = st.lists(st.tuples(ids, ids, ids), max_size=40)
 def test_pages_are_what_protobuf_writes(
     wanted: ListOf, found: list[tuple[int, int, int]], next_: str, last: str
 ) -> None:
-    neighbors, sinces, positions = (np.array([row[i] for row in found], dtype=np.int64) for i in range(3))
-    page = Page(neighbors, sinces, positions, next_, last)
+    page = Page(np.array(found, dtype=np.int64).reshape(-1, 3).T, next_, last)
     forward = wanted.direction is Direction.FORWARD
     edges = [
         pb.Edge(
@@ -253,7 +252,7 @@ def test_pages_are_what_protobuf_writes(
             kind(edges=edges, **tokens),
             kind(ids=[r[0] for r in found], since=[r[1] for r in found], **tokens),
         )
-        # The columns come in another order within an edge than protobuf's own, so messages are compared, not bytes.
+        # The columns come in another order within an edge than protobuf's own, so and varints are padded: messages are compared, not bytes.
         assert kind.FromString(codec.page_bytes(wanted, pb.VIEW_FULL, page)) == full
         assert kind.FromString(codec.page_bytes(wanted, pb.VIEW_UNSPECIFIED, page)) == full
         assert kind.FromString(codec.page_bytes(wanted, pb.VIEW_IDS, page)) == columns
@@ -263,7 +262,7 @@ def test_the_extremes_of_a_page() -> None:
     columns = np.array([0, 1, 127, 128, MAX_ID], dtype=np.int64)
     for direction in Direction:
         wanted = ListOf(direction, MAX_ID, Kind(3, "k" * 32), State.BLOCKED, False)
-        data = codec.edges_bytes(wanted, Page(columns, columns, columns, "", ""))
+        data = codec.edges_bytes(wanted, Page(np.stack([columns] * 3), "", ""))
         answer = pb.ListFollowersResponse.FromString(data)
         assert [edge.since for edge in answer.edges] == columns.tolist()
         # An id of 0 is there, not missing.

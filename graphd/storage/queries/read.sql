@@ -19,15 +19,16 @@ LEFT JOIN degrees AS d
     ON d.owner_id = k.owner_id AND d.direction IN (1, 2) AND d.kind = k.kind AND d.slot = k.slot AND mine.slot IS NOT NULL;
 
 -- name: newest_first
--- Pages of lists, newest first: rows strictly after (since, neighbor_id), one row of three columns per item.
-SELECT q.item, mine.slot IS NOT NULL, p.neighbors, p.sinces, p.positions
+-- Pages of lists, newest first: rows strictly after (since, neighbor_id). One row per item: its neighbors, then their sinces, then
+-- their positions, in one array, which is three times as cheap to read as three.
+SELECT q.item, mine.slot IS NOT NULL, p.columns
 FROM unnest(
     %(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(state)s::smallint[],
     %(since)s::bigint[], %(neighbor_id)s::bigint[], %(row_count)s::integer[]
 ) AS q (item, owner_id, kind, slot, state, since, neighbor_id, row_count)
 LEFT JOIN slots AS mine ON mine.slot = q.slot AND mine.owned
 LEFT JOIN LATERAL (
-    SELECT array_agg(l.neighbor_id) AS neighbors, array_agg(l.since) AS sinces, array_agg(l.position) AS positions
+    SELECT array_agg(l.neighbor_id) || array_agg(l.since) || array_agg(l.position) AS columns
     FROM (
         SELECT e.neighbor_id, e.since, e.position
         FROM {table} AS e
@@ -40,14 +41,14 @@ LEFT JOIN LATERAL (
 
 -- name: oldest_first
 -- The same, oldest first.
-SELECT q.item, mine.slot IS NOT NULL, p.neighbors, p.sinces, p.positions
+SELECT q.item, mine.slot IS NOT NULL, p.columns
 FROM unnest(
     %(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(state)s::smallint[],
     %(since)s::bigint[], %(neighbor_id)s::bigint[], %(row_count)s::integer[]
 ) AS q (item, owner_id, kind, slot, state, since, neighbor_id, row_count)
 LEFT JOIN slots AS mine ON mine.slot = q.slot AND mine.owned
 LEFT JOIN LATERAL (
-    SELECT array_agg(l.neighbor_id) AS neighbors, array_agg(l.since) AS sinces, array_agg(l.position) AS positions
+    SELECT array_agg(l.neighbor_id) || array_agg(l.since) || array_agg(l.position) AS columns
     FROM (
         SELECT e.neighbor_id, e.since, e.position
         FROM {table} AS e
