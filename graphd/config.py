@@ -19,6 +19,7 @@ from graphd.errors import ConfigError
 from graphd.limits import DEFAULT_DEADLINE_S, MAX_SLOTS
 
 ENV_PREFIX = "GRAPHD_"
+MAX_WORKERS = 64
 NOT_SETTINGS = frozenset({"GRAPHD_CONFIG", "GRAPHD_PG_BINDIR", "GRAPHD_DATA"})
 """Variables with our prefix that are not keys of the configuration."""
 
@@ -42,7 +43,7 @@ class RouterConfig(_Section):
     metrics_listen: str = Field(
         "127.0.0.1:7602", description="HTTP: /metrics, /livez, /readyz. Worker number i listens on this port + i."
     )
-    workers: int = Field(1, ge=1, le=64, description="Processes that share the port; about one for each core.")
+    workers: int = Field(1, ge=1, le=MAX_WORKERS, description="Processes that share the port; about one for each core.")
     tls_certificate: Path | None = Field(None, description="PEM chain; with tls_key, callers must use TLS.")
     tls_key: Path | None = Field(None, description="PEM key of tls_certificate.")
     tls_client_ca: Path | None = Field(None, description="PEM; when set, callers must show a certificate it signed.")

@@ -212,13 +212,18 @@ class _Run:
             group.reverse_timer = asyncio.get_running_loop().call_later(
                 self.writer.reverse_wait_s, group.expire_reverse
             )
+        shard = self.writer.cluster.shard_of(item.peer_slot)
         try:
-            self.writer.cluster.shard_of(item.peer_slot).deliver(
+            shard.deliver(
                 ReverseItem(
                     item.destination_id, item.kind, item.peer_slot, item.source_id, outcome.version, self.delivered
                 )
             )
         except GraphdError:
+            self.give_up_reverse()
+            return
+        if shard.writes.stuck_s > self.writer.reverse_wait_s:
+            # It does not answer anybody now. Waiting for it would hold up the writes of a shard that is well.
             self.give_up_reverse()
 
     def delivered(self, answer: bool | GraphdError) -> None:

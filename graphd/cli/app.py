@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graphd.cli import dev, graph, import_, operate
+from graphd.cli import demo, dev, graph, import_, operate
 
 app = typer.Typer(
     name="graphd",
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(dev.app, name="dev")
+demo.add_to(app)
 graph.add_to(app)
 import_.add_to(app)
 operate.add_to(app)

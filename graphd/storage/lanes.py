@@ -115,6 +115,7 @@ class Lane(Generic[ItemT]):
         self._session: Session | None = None
         self._down = False
         self._closing = self._renewed = False
+        self._began: float | None = None
         self._task: asyncio.Task[None] | None = None
         self.changed: Callable[[bool], None] = lambda up: None
 
@@ -127,6 +128,11 @@ class Lane(Generic[ItemT]):
     def waiting(self) -> int:
         """Items not yet sent."""
         return len(self._waiting)
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long the batch under way has been under way; 0 without one."""
+        return asyncio.get_running_loop().time() - self._began if self._began is not None else 0.0
 
     def start(self) -> None:
         """Connect and carry, in a task of its own."""
@@ -280,13 +286,14 @@ class Lane(Generic[ItemT]):
     async def _once(self, batch: Sequence[ItemT]) -> None:
         assert self._session is not None
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self._began = loop.time()
         # Given up rather than cancelled: a severed network never brings the answer to a cancellation either.
         alarm = loop.call_later(self._timeout_s, self._session.abort)
         try:
             await self._carry(self._session, batch)
         finally:
             alarm.cancel()
+            self._began = None
         self._renewed = False
         self.stats.batches += 1
         self.stats.items += len(batch)
