@@ -8,9 +8,18 @@ import os
 import pwd
 import stat
 import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+_BECOME = """\
+import os, sys
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[2]))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 _NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
@@ -43,17 +52,21 @@ class Account:
     ) -> subprocess.Popen[bytes]:
         """Starts the command in a session of its own, holding none of the caller's stdin, stdout and stderr."""
         return subprocess.Popen(
-            [*self.prefix, *command],
+            [*self._become(), *self.prefix, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd="/",
             env=environment,
             start_new_session=True,
-            user=self.user,
-            group=self.group,
-            extra_groups=None if self.user is None else [],
         )
+
+    def _become(self) -> tuple[str, ...]:
+        """The prefix that turns root into the user. Not `Popen(user=)`: that makes Python fork in earnest instead of vfork, and
+        gRPC's handlers crash a fork made while calls are under way (one start in three under load)."""
+        if self.user is None:
+            return ()
+        return (sys.executable, "-I", "-S", "-c", _BECOME, str(self.group), str(self.user))
 
 
 def choose_account(bindir: Path, folders: Iterable[Path]) -> Account:
