@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from graphd.cli.demo.stage import Stage, status
 from graphd.client import Write
+from graphd.devcluster.cluster import DevClusterError
+from graphd.devcluster.postgres import PostgresError
 from graphd.errors import GraphdError, ShardUnavailableError
 from graphd.operations import Operation, Outcome
 
@@ -22,7 +24,7 @@ async def show(stage: Stage, followers: set[int], crowd: Sequence[int]) -> None:
     await _until(lambda: _nothing_owed(stage), "what the shards owe each other is not delivered")
     screen.say(f"{victim}, where cy lives, is stopped.")
     with screen.working(f"stopping {victim}"):
-        await asyncio.to_thread(server.stop)
+        await _carried_out(server.stop)
         await _until(lambda: _serves(stage, victim, False), f"the router does not notice that {victim} is away")
     late = [account for account in crowd if stage.shard(account) != victim and account not in followers][:LATECOMERS]
     expected = await _write_meanwhile(stage, followers, late)
@@ -33,7 +35,7 @@ async def show(stage: Stage, followers: set[int], crowd: Sequence[int]) -> None:
     screen.gap()
     screen.say(f"{victim} is started again. The relay of the repair daemon delivers what is owed.")
     with screen.working(f"starting {victim}"):
-        await asyncio.to_thread(server.start)
+        await _carried_out(server.start)
     await _watch_catching_up(stage, expected)
 
 
@@ -108,6 +110,14 @@ async def _nothing_owed(stage: Stage) -> bool:
 
 async def _serves(stage: Stage, name: str, wanted: bool) -> bool:
     return any(shard.name == name and shard.serving is wanted for shard in await stage.admin.list_shards())
+
+
+async def _carried_out(act: Callable[[], None]) -> None:
+    """Raises DevClusterError."""
+    try:
+        await asyncio.to_thread(act)
+    except PostgresError as fault:
+        raise DevClusterError(str(fault)) from fault
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], otherwise: str) -> None:

@@ -28,7 +28,9 @@ class Stopping:
         self._task: asyncio.Task[Any] | None = None
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        # Under nohup a lost terminal is to be survived.
+        numbers = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._stop) for number in numbers}
         return self
 
     def __exit__(
