@@ -1,0 +1,190 @@
+"""What a page and a look-up cost: one range of one index, however long the list and however deep the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from graphd.storage.connect import READ_SETTINGS, SET_SETTINGS
+from graphd.storage.session import prepared
+from tests.databases import Databases
+
+HUB, SLOT, KIND, ACTIVE = 5, 7, 1, 1
+ROWS = 100_000
+TIED_AT = 1_000_000
+
+Plan = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def session(databases: Databases) -> Iterator[psycopg.Connection[Any]]:
+    """One long list, half of it since one moment, among many short ones."""
+    with databases.connect("s1") as connection:
+        connection.prepare_threshold = None
+        connection.execute(
+            "INSERT INTO reverse (owner_id, neighbor_id, position, since, slot, kind, state, operation)"
+            " SELECT %s, n, %s + n, CASE WHEN n %% 2 = 0 THEN %s ELSE %s + n END, %s, 1, 1 + n %% 50 / 49 * 5, 0"
+            " FROM generate_series(1, %s) AS n",
+            (HUB, TIED_AT, TIED_AT, TIED_AT, SLOT, ROWS),
+        )
+        for table in ("forward", "reverse"):
+            connection.execute(
+                f"INSERT INTO {table} (owner_id, neighbor_id, position, since, slot, kind, state, operation)"
+                " SELECT 1000 + n / 10, n, 1, 1, %s, 1, 1, 0 FROM generate_series(1, %s) AS n",
+                (SLOT, ROWS),
+            )
+        connection.execute("ANALYZE forward, reverse, degrees, slots")
+        yield connection
+
+
+def explain(
+    session: psycopg.Connection[Any], settings: dict[str, str], name: str, table: str | None, **values: Any
+) -> Plan:
+    """The plan of a statement of read.sql as a session with these settings runs it, with what it read."""
+    for setting, value in settings.items():
+        session.execute("SELECT set_config(%s, %s, false)", (setting, value))
+    call = prepared("read", name, table)
+    arguments = ", ".join(f"'{{{values[n]}}}'" if isinstance(values[n], str) else str(values[n]) for n in call.names)
+    session.execute(b"PREPARE asked AS " + call.text)
+    row = session.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE asked ({arguments})".encode()).fetchone()
+    session.execute("DEALLOCATE asked")
+    assert row is not None
+    plan: Plan = row[0][0]["Plan"]
+    return plan
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def scan_of(plan: Plan, table: str) -> Plan:
+    """The one scan of a table."""
+    [found] = [node for node in nodes(plan) if node.get("Relation Name") == table]
+    return found
+
+
+def no_sort_and_no_seq_scan(plan: Plan) -> None:
+    kinds = {node["Node Type"] for node in nodes(plan)}
+    assert not kinds & {"Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan"}, kinds
+
+
+PAGES = [
+    # Newest first: from the top, deep among the ties, and near the end.
+    ("newest_first", 2**63 - 1, 2**63 - 1),
+    ("newest_first", TIED_AT, 50_000),
+    ("newest_first", TIED_AT, 300),
+    ("oldest_first", -1, -1),
+    ("oldest_first", TIED_AT, 50_000),
+    ("oldest_first", TIED_AT + ROWS - 1_000, 0),
+]
+
+
+@pytest.mark.parametrize("limit", [2, 101, 1_001])
+@pytest.mark.parametrize(("name", "since", "neighbor_id"), PAGES)
+def test_a_page_is_a_range_of_the_index(
+    session: psycopg.Connection[Any], name: str, since: int, neighbor_id: int, limit: int
+) -> None:
+    # F034, F038: no sort, and no more rows read than the page holds, at any depth.
+    plan = explain(
+        session,
+        READ_SETTINGS,
+        name,
+        "reverse",
+        item="0",
+        owner_id=str(HUB),
+        kind="1",
+        slot=str(SLOT),
+        state="1",
+        since=str(since),
+        neighbor_id=str(neighbor_id),
+        row_count=str(limit),
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "reverse")
+    assert scan["Index Name"] == "reverse_list"
+    assert "ROW(since, neighbor_id)" in scan["Index Cond"]
+    assert scan["Scan Direction"] == ("Backward" if name == "newest_first" else "Forward")
+    assert scan["Actual Rows"] <= limit
+    assert scan.get("Rows Removed by Filter", 0) <= 1
+
+
+def test_many_pages_in_one_statement(session: psycopg.Connection[Any]) -> None:
+    plan = explain(
+        session,
+        READ_SETTINGS,
+        "newest_first",
+        "reverse",
+        item="0,1,2",
+        owner_id=f"{HUB},1001,1002",
+        kind="1,1,1",
+        slot=f"{SLOT},{SLOT},{SLOT}",
+        state="1,1,1",
+        since=",".join(["9223372036854775807"] * 3),
+        neighbor_id=",".join(["9223372036854775807"] * 3),
+        row_count="101,101,5",
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "reverse")
+    assert (scan["Index Name"], scan["Actual Loops"]) == ("reverse_list", 3)
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_look_ups_go_by_the_primary_key(session: psycopg.Connection[Any], count: int) -> None:
+    plan = explain(
+        session,
+        READ_SETTINGS,
+        "edges",
+        "forward",
+        item=",".join(map(str, range(count))),
+        owner_id=",".join(str(1000 + n * 10 // 10) for n in range(count)),
+        kind=",".join(["1"] * count),
+        slot=",".join([str(SLOT)] * count),
+        neighbor_id=",".join(str(n * 10) for n in range(count)),
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "forward")
+    assert (scan["Index Name"], scan["Actual Loops"]) == ("forward_pkey", count)
+
+
+def test_a_window_of_ids_is_a_range_of_the_primary_key(session: psycopg.Connection[Any]) -> None:
+    plan = explain(
+        session,
+        SET_SETTINGS,
+        "window",
+        "reverse",
+        owner_id=HUB,
+        kind=KIND,
+        slot=SLOT,
+        state=ACTIVE,
+        top=60_000,
+        bottom=0,
+        row_count=4_096,
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "reverse")
+    assert scan["Index Name"] == "reverse_pkey"
+    assert scan["Actual Rows"] == 4_096
+
+
+def test_probes_go_by_the_primary_key(session: psycopg.Connection[Any]) -> None:
+    # F044: about as many rows are touched as ids are asked for, however long the list.
+    plan = explain(
+        session,
+        SET_SETTINGS,
+        "probe",
+        "reverse",
+        owner_id=HUB,
+        kind=KIND,
+        slot=SLOT,
+        state=ACTIVE,
+        ids=",".join(str(n * 900) for n in range(1, 101)),
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "reverse")
+    assert scan["Index Name"] in ("reverse_pkey", "reverse_list")
+    assert scan["Actual Loops"] * scan["Actual Rows"] <= 101
