@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import grpc
 import structlog
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from graphd.clock import now_us
 from graphd.edge import Direction
-from graphd.errors import GraphdError, NotFoundError, NotOfferedError, RefusedError
+from graphd.errors import GraphdError, InvalidArgumentError, NotFoundError, NotOfferedError, RefusedError
 from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S
 from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
@@ -47,6 +47,19 @@ def serialize(response: Any) -> bytes:
     return data
 
 
+def _deserializer(request_type: type[Message]) -> Callable[[bytes], Message | None]:
+    """None for bytes that are no such message: gRPC would answer its own UNKNOWN, with the exception's text."""
+    parse = request_type.FromString
+
+    def deserialize(data: bytes) -> Message | None:
+        try:
+            return parse(data)
+        except DecodeError:
+            return None
+
+    return deserialize
+
+
 class Wrapper:
     """What every unary call has around it."""
 
@@ -63,6 +76,8 @@ class Wrapper:
             admission.begin()
             code = "OK"
             try:
+                if request is None:
+                    raise InvalidArgumentError("request", "must be a message of this method, its strings in UTF-8")
                 remaining_s = context.time_remaining()
                 budget_s = default_s if remaining_s is None else min(remaining_s - DEADLINE_MARGIN_S, MAX_DEADLINE_S)
                 return await call(request, asyncio.get_running_loop().time() + budget_s)
@@ -85,7 +100,7 @@ class Wrapper:
             return await context.abort(status.code, status.message, status.metadata)
 
         return grpc.unary_unary_rpc_method_handler(
-            behavior, request_deserializer=request_type.FromString, response_serializer=serialize
+            behavior, request_deserializer=_deserializer(request_type), response_serializer=serialize
         )
 
     def not_offered(self, name: str, method: Any) -> grpc.RpcMethodHandler[Any, Any]:

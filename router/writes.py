@@ -110,6 +110,11 @@ class _Group:
         self.chains: dict[tuple[int, int, int], deque[_Run]] = {}
         self.reverse_timer: asyncio.TimerHandle | None = None
 
+    def expire(self) -> None:
+        """The deadline has passed, or the caller has gone."""
+        for run in self.runs:
+            run.expire()
+
     def expire_reverse(self) -> None:
         """Those that wait for their reverse half only are answered without it."""
         for run in self.runs:
@@ -373,17 +378,14 @@ class Writer:
             for run in _first_of_each_edge(group, runs):
                 run.begin()
         if not group.done.done():
+            alarm = asyncio.get_running_loop().call_at(deadline, group.expire)
             try:
-                async with asyncio.timeout_at(deadline):
-                    await group.done
-            except TimeoutError:
-                for run in runs:
-                    run.expire()
+                await group.done
             except asyncio.CancelledError:
-                for run in runs:
-                    run.expire()
+                group.expire()
                 raise
             finally:
+                alarm.cancel()
                 if group.reverse_timer is not None:
                     group.reverse_timer.cancel()
         return [result for result in group.results if result is not None]

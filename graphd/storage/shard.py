@@ -20,10 +20,10 @@ import psycopg
 import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from graphd.edge import Version
-from graphd.errors import GraphdError, ShardUnavailableError
+from graphd.errors import OverloadedError, ShardUnavailableError
 from graphd.operations import Outcome
 from graphd.storage.arrays import Int2s, Int8s
 from graphd.storage.carry import ReadItem, WriteLaneItem, carry_reads, carry_writes
@@ -72,6 +72,10 @@ STRIKE_IDLE_S: Final = 0.2
 
 STATEMENT_MARGIN_S: Final = 0.5
 POOL_TIMEOUT_S: Final = 2.0
+POOL_WAITING: Final = 1_024
+"""Questions that may wait for a connection; calls are bounded before by max_calls_per_shard."""
+
+POOL_RETRY_AFTER_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,7 @@ class Shard:
             check=AsyncConnectionPool.check_connection,
             min_size=0,
             max_size=self._settings.set_connections,
-            max_waiting=64,
+            max_waiting=POOL_WAITING,
             timeout=POOL_TIMEOUT_S,
             open=False,
         )
@@ -205,16 +209,20 @@ class Shard:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Connection]:
-        """A connection for one long question. Raises ShardUnavailableError."""
+        """A connection for one long question. Raises ShardUnavailableError, OverloadedError when none gets free in time."""
         pool = self._pool
         assert pool is not None, "started"
         try:
             await pool.open()
             async with pool.connection() as connection:
                 yield connection
-        except (psycopg.OperationalError, PoolTimeout, GraphdError) as error:
-            if isinstance(error, GraphdError) and error.retryable:
-                raise
+        except (TooManyRequests, PoolTimeout) as error:
+            if not self.up:
+                raise ShardUnavailableError(self.name) from error
+            raise OverloadedError(f"shard {self.name}", POOL_RETRY_AFTER_S) from error
+        except psycopg.errors.QueryCanceled as error:
+            raise ShardUnavailableError(self.name, what="did not answer in time") from error
+        except psycopg.OperationalError as error:
             log.info("session.failed", shard=self.name, error=type(error).__name__)
             raise ShardUnavailableError(self.name) from error
 
