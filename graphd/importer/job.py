@@ -96,16 +96,7 @@ async def run(config: Config, file: BinaryIO, request: Request, listener: Listen
     _check(request, now_us)
     async with Loader(config, catalog, view, kind) as loader:
         listener.phase(READING, None)
-        scanned = await asyncio.to_thread(
-            scan,
-            file,
-            request.columns,
-            allow_self=kind.allow_self,
-            stop_at_refused=request.stop_at_refused,
-            now_us=now_us,
-            told_bytes=listener.done,
-            told_refused=listener.refused,
-        )
+        scanned = await _scan(file, request, listener, allow_self=kind.allow_self, now_us=now_us)
         try:
             if scanned.stopped:
                 return _summary(kind.name, scanned)
@@ -128,6 +119,35 @@ async def run(config: Config, file: BinaryIO, request: Request, listener: Listen
             )
         finally:
             scanned.close()
+
+
+class _CancelledError(Exception):
+    """Ends the reading thread; nobody hears of it."""
+
+
+async def _scan(file: BinaryIO, request: Request, listener: Listener, *, allow_self: bool, now_us: int) -> Scanned:
+    """`scan` in a thread, which ends soon after the caller was cancelled: a process waits for its threads before it ends."""
+    cancelled = False
+
+    def told_bytes(n: int) -> None:
+        if cancelled:
+            raise _CancelledError
+        listener.done(n)
+
+    try:
+        return await asyncio.to_thread(
+            scan,
+            file,
+            request.columns,
+            allow_self=allow_self,
+            stop_at_refused=request.stop_at_refused,
+            now_us=now_us,
+            told_bytes=told_bytes,
+            told_refused=listener.refused,
+        )
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
 
 
 def _check(request: Request, now_us: int) -> None:
