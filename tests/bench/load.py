@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.bench.figures import Window, percentile
+from tests.bench.figures import DISTURBED_CORES, OTHERS, Window, percentile
 from tests.bench.meter import Meter
 
 LEAD_IN_S = 0.25
@@ -59,18 +59,36 @@ async def run_window(load: Load, seconds: float, meter: Meter) -> Window:
 
 
 async def alternate(
-    floor: Load, ours: Load, *, windows: int, seconds: float, meter: Meter
+    floor: Load, ours: Load, *, windows: int, seconds: float, meter: Meter, patience_s: float = 0.0
 ) -> list[tuple[Window, Window]]:
-    """(floor, ours) windows next to each other in time, after a short run of each that warms them up."""
+    """(floor, ours) windows next to each other in time, after a short run of each that warms them up.
+
+    Before each pair waits up to `patience_s` until the machine is quiet; with any patience a pair that other programs
+    disturbed all the same is measured again, as often as there are windows."""
     for load in (floor, ours):
         await run_window(load, min(1.0, seconds), meter)
     pairs: list[tuple[Window, Window]] = []
-    for number in range(windows):
+    again = windows if patience_s else 0
+    while len(pairs) < windows:
+        await _quiet(meter, patience_s)
         # Every second pair the other way round, so that a drift of the machine favours neither.
-        if number % 2 == 0:
+        if len(pairs) % 2 == 0:
             of_floor = await run_window(floor, seconds, meter)
-            pairs.append((of_floor, await run_window(ours, seconds, meter)))
+            pair = of_floor, await run_window(ours, seconds, meter)
         else:
             of_ours = await run_window(ours, seconds, meter)
-            pairs.append((await run_window(floor, seconds, meter), of_ours))
+            pair = await run_window(floor, seconds, meter), of_ours
+        if again and any(window.cpu_s[OTHERS] / window.seconds >= DISTURBED_CORES for window in pair):
+            again -= 1
+        else:
+            pairs.append(pair)
     return pairs
+
+
+async def _quiet(meter: Meter, patience_s: float) -> None:
+    end = time.perf_counter() + patience_s
+    while time.perf_counter() < end:
+        before, began = meter.cpu_s()[OTHERS], time.perf_counter()
+        await asyncio.sleep(0.5)
+        if (meter.cpu_s()[OTHERS] - before) / (time.perf_counter() - began) < DISTURBED_CORES:
+            return

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.bench import imports
 from tests.bench.data import QUICK, Graph
 from tests.bench.figures import (
     Bound,
@@ -98,4 +99,5 @@ def test_the_json_can_be_read_back() -> None:
 def test_the_graph_is_the_same_for_a_seed_and_names_of_rows_are_single() -> None:
     one, other = Graph(QUICK, 7), Graph(QUICK, 7)
     assert (one.edges, one.cy, one.list_accounts) == (other.edges, other.cy, other.list_accounts)
-    assert len({target.name for target in ROWS}) == len(ROWS)
+    targets = (*ROWS, *imports.TARGETS)
+    assert len({target.name for target in targets}) == len(targets)
