@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
+import psycopg
 import pytest
 from grpc import aio
 
 from graphd.v1 import graph_pb2 as pb
+from tests.databases import Databases
 from tests.routers import GraphStub, fields
+from tests.waiting import eventually
 
 BATCH = 1_000
 
@@ -98,3 +102,23 @@ async def refused(
     if field is not None:
         assert fields(caught.value) == [field]
     return caught.value
+
+
+async def declare_kind(
+    graphs: Sequence[GraphStub], databases: Databases, name: str, number: int, *, allow_self: bool = False
+) -> None:
+    """Declare a kind in the catalog, and wait until every router knows it."""
+    with psycopg.connect(databases.catalog, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO kinds (number, name, allow_self) VALUES (%s, %s, %s)", (number, name, allow_self)
+        )
+
+    async def known(graph: GraphStub) -> bool:
+        try:
+            await graph.GetDegrees(pb.GetDegreesRequest(account_id=1, kind=name))
+        except aio.AioRpcError:
+            return False
+        return True
+
+    for graph in graphs:
+        await eventually(partial(known, graph), what=f"kind {name} is known")

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from functools import partial
 
-import psycopg
 import pytest
 import pytest_asyncio
-from grpc.aio import AioRpcError
 
 from graphd.clock import now_us
 from graphd.v1 import graph_pb2 as pb
-from tests.calls import follow, ids_of, refused, unfollow, walk, write_all
+from tests.calls import declare_kind, follow, ids_of, refused, unfollow, walk, write_all
 from tests.databases import Databases
 from tests.routers import GraphStub
-from tests.waiting import eventually
 
 CY, DEE, ELI = 1_000_001, 1_000_002, 1_000_003
 MANY = 10_000
@@ -121,6 +117,36 @@ async def test_while_others_follow_and_leave(graphs: list[GraphStub], order: pb.
     assert final == {*standing, *range(2, 20_000, 20)}
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("ids", [range(10), [*range(8), 2**63 - 2, 2**63 - 1]], ids=["small", "extreme"])
+async def test_a_page_that_has_become_empty_leads_back(
+    graphs: list[GraphStub], order: pb.ListOrder.ValueType, ids: list[int]
+) -> None:
+    account = 8_000_000 + 10 * order + max(ids) % 7
+    position = now_us() - 1_000_000
+    # The ids at the ends of the range are those the way back begins at.
+    await write_all(graphs, [follow(source, account, position) for source in ids])
+    listed = expected_in(order, sorted(ids, reverse=True))
+    asked = pb.ListFollowersRequest(account_id=account, order=order, page_size=1, view=pb.VIEW_IDS)
+    for kept in (1, 9):
+        asked.page_token = ""
+        for _ in range(kept):
+            page = await graphs[0].ListFollowers(asked)
+            asked.page_token = page.next_page_token
+        await write_all(graphs, [unfollow(source, account) for source in listed[kept:]])
+        empty = await graphs[0].ListFollowers(asked)
+        assert (list(empty.ids), empty.next_page_token) == ([], "")
+        back = await walk(graphs, account, 1, order, token=empty.previous_page_token, backward=True)
+        assert ids_of(back) == listed[:kept][::-1]
+        # And from a first page that has become empty, on again.
+        await write_all(graphs, [follow(source, account, now_us()) for source in listed])
+        again = await graphs[0].ListFollowers(pb.ListFollowersRequest(account_id=account, order=order, page_size=3))
+        assert len(again.edges) == 3
+        await write_all(graphs, [unfollow(source, account) for source in listed])
+        await write_all(graphs, [follow(source, account) for source in listed])
+        listed = ids_of(await walk(graphs, account, 100, order))
+
+
 # -- tokens ---------------------------------------------------------------------------------------------------------------
 
 
@@ -156,25 +182,11 @@ async def test_a_token_serves_nothing_else(graphs: list[GraphStub], token: str) 
 
 
 async def test_a_token_of_another_kind(graphs: list[GraphStub], databases: Databases, token: str) -> None:
-    await add_kind(graphs, databases, "mute")
+    await declare_kind(graphs, databases, "mute", 2)
     request = pb.ListFollowersRequest(account_id=ELI, kind="mute", page_token=token)
     await refused(graphs[0].ListFollowers(request), field="page_token")
-
-
-async def add_kind(graphs: list[GraphStub], databases: Databases, name: str) -> None:
-    """Declare a kind in the catalog, and wait until every router knows it."""
-    with psycopg.connect(databases.catalog, autocommit=True) as connection:
-        connection.execute("INSERT INTO kinds (number, name) VALUES (2, %s) ON CONFLICT DO NOTHING", (name,))
-
-    async def known(graph: GraphStub) -> bool:
-        try:
-            await graph.GetDegrees(pb.GetDegreesRequest(account_id=1, kind=name))
-        except AioRpcError:
-            return False
-        return True
-
-    for graph in graphs:
-        await eventually(partial(known, graph), what=f"kind {name} is known")
+    same = pb.ListFollowersRequest(account_id=ELI, kind="follow", page_token=token)
+    assert len((await graphs[0].ListFollowers(same)).edges) == 15
 
 
 async def test_a_token_with_any_one_bit_changed(graphs: list[GraphStub], token: str) -> None:

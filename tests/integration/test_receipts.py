@@ -141,3 +141,14 @@ async def test_within_one_batch(graphs: list[GraphStub]) -> None:
             (pb.OUTCOME_APPLIED, round_ > 0),
         ]
         assert results[2].reason == "ABORTED"
+
+
+@pytest.mark.parametrize(
+    "request_id", ["x", "x" * 64, "ü" * 64, "\U0001f426", '{"a\\",}', "NULL", "'; --", " ", "\x7f\n"]
+)
+async def test_ids_of_every_spelling(graphs: list[GraphStub], request_id: str) -> None:
+    ada = next(fresh)
+    first = (await graphs[0].Follow(request(ada, ada + 1, request_id))).result
+    same_but_duplicate((await graphs[1].Follow(request(ada, ada + 1, request_id))).result, first)
+    other = (await graphs[1].Follow(request(ada, ada + 1, request_id[1:] + "y"))).result
+    assert not other.duplicate
