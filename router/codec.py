@@ -1,7 +1,6 @@
 """Between protobuf and our values: what a request must be, and what an answer looks like.
 
-Every field is checked here, once, and a broken rule names the field. Pages are written as protobuf wire bytes directly from their
-columns: building 1,000 Edge messages one by one in Python would cost more than all the rest of the call.
+Every field is checked here, once, and a broken rule names the field.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from graphd.operations import Operation
 from graphd.setops import descending
 from graphd.topology import Topology
 from graphd.v1 import graph_pb2 as pb
+from router import wire
 from router.reads import Degrees, ListOf, Page
 from router.setreads import ListIds, Operand, SetPage
 from router.status import code_of
@@ -307,57 +307,11 @@ def set_answer(page: SetPage) -> pb.IntersectResponse:
     return pb.IntersectResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
 
 
-# Both list responses have the same fields with the same numbers, so one writer serves both (held to it by a test).
-_TAIL: Final = pb.ListFollowersResponse
-
-
 def page_bytes(wanted: ListOf, view: int, page: Page) -> bytes:
     """A page as the wire bytes of ListFollowersResponse or ListFollowingResponse."""
-    tail = _TAIL(next_page_token=page.next_token, previous_page_token=page.previous_token)
+    tail = pb.ListFollowersResponse(next_page_token=page.next_token, previous_page_token=page.previous_token)
     if view == pb.VIEW_IDS:
         tail.ids.extend(page.columns[0].tolist())
         tail.since.extend(page.columns[1].tolist())
         return tail.SerializeToString()
-    return edges_bytes(wanted, page) + tail.SerializeToString()
-
-
-_VARINT_BYTES: Final = 9
-"""Bytes of every varint in a page: enough for 63 bits. A decoder takes up to ten, so a short value may be padded with empty groups;
-that makes all rows equally long and spares the masks, two thirds of the work, for about one byte in ten more."""
-
-_SHIFTS: Final = (7 * np.arange(_VARINT_BYTES)).astype(np.uint64)
-_TAGS: Final = {name: field.number << 3 for name, field in pb.Edge.DESCRIPTOR.fields_by_name.items()}
-_EDGES_TAG: Final = _TAIL.DESCRIPTOR.fields_by_name["edges"].number << 3 | 2
-_COLUMN_BYTES: Final = 1 + _VARINT_BYTES
-
-
-def edges_bytes(wanted: ListOf, page: Page) -> bytes:
-    """`edges` of a list response, written column by column: (tag, length, Edge) for each row, all of one length."""
-    n = page.columns.shape[1]
-    if n == 0:
-        return b""
-    forward = wanted.direction is Direction.FORWARD
-    neighbor_tag, account_tag = (
-        (_TAGS["destination_id"], _TAGS["source_id"]) if forward else (_TAGS["source_id"], _TAGS["destination_id"])
-    )
-    same = _same_bytes(account_tag, wanted)
-    # At most 10 + 34 + 2 + 30 bytes, so the length of an Edge is one byte.
-    row = bytes([_EDGES_TAG, len(same) + 3 * _COLUMN_BYTES]) + same
-    cells = np.empty((n, len(row) + 3 * _COLUMN_BYTES), dtype=np.uint8)
-    cells[:, : len(row)] = np.frombuffer(row, dtype=np.uint8)
-    varints = (page.columns.view(np.uint64)[:, :, None] >> _SHIFTS).astype(np.uint8)
-    varints[:, :, :-1] |= 0x80
-    at = len(row)
-    for column, tag in zip(varints, (neighbor_tag, _TAGS["since"], _TAGS["position"]), strict=True):
-        cells[:, at] = tag
-        cells[:, at + 1 : at + _COLUMN_BYTES] = column
-        at += _COLUMN_BYTES
-    return cells.tobytes()
-
-
-def _same_bytes(account_tag: int, wanted: ListOf) -> bytes:
-    """The fields of an Edge that are the same in every row of a list: the account, the kind and the state."""
-    account = [wanted.account_id >> shift & 0x7F | 0x80 for shift in range(0, 7 * _VARINT_BYTES, 7)]
-    account[-1] &= 0x7F
-    kind = wanted.kind.name.encode()
-    return bytes([account_tag, *account, _TAGS["kind"] | 2, len(kind)]) + kind + bytes([_TAGS["state"], wanted.state])
+    return wire.list_edges(wanted, page) + tail.SerializeToString()

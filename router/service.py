@@ -19,7 +19,7 @@ from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S
 from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
 from graphd.v1 import graph_pb2 as pb
-from router import codec
+from router import codec, wire
 from router.admission import Admission
 from router.metrics import RouterMetrics
 from router.reads import Reader
@@ -217,12 +217,17 @@ class GraphService:
             edge=codec.edge(key.source_id, key.destination_id, topology.kind(request.kind).name, version)
         )
 
-    async def batch_get_edges(self, request: pb.BatchGetEdgesRequest, deadline: float) -> pb.BatchGetEdgesResponse:
+    async def batch_get_edges(
+        self, request: pb.BatchGetEdgesRequest, deadline: float
+    ) -> pb.BatchGetEdgesResponse | bytes:
         """Many edges."""
         codec.batch_size("edges", len(request.edges))
         topology = self._cluster.topology
         keys = [codec.edge_key(asked, topology, f"edges[{i}].") for i, asked in enumerate(request.edges)]
         versions = await self._reader.edges(keys, deadline)
+        kinds = {key.kind for key in keys}
+        if len(kinds) == 1:
+            return wire.edge_results(keys, versions, topology.kind(request.edges[0].kind).name)
         result = pb.BatchGetEdgesResponse.Result
         return pb.BatchGetEdgesResponse(
             results=[

@@ -16,7 +16,7 @@ from graphd.limits import MAX_AHEAD_US, MAX_ID, PURGE_HORIZON_US
 from graphd.operations import Operation
 from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
-from router import codec
+from router import codec, wire
 from router.codec import Checker
 from router.reads import ListOf, Page
 from router.setreads import ListIds
@@ -262,7 +262,7 @@ def test_the_extremes_of_a_page() -> None:
     columns = np.array([0, 1, 127, 128, MAX_ID], dtype=np.int64)
     for direction in Direction:
         wanted = ListOf(direction, MAX_ID, Kind(3, "k" * 32), State.BLOCKED, False)
-        data = codec.edges_bytes(wanted, Page(np.stack([columns] * 3), "", ""))
+        data = wire.list_edges(wanted, Page(np.stack([columns] * 3), "", ""))
         answer = pb.ListFollowersResponse.FromString(data)
         assert [edge.since for edge in answer.edges] == columns.tolist()
         # An id of 0 is there, not missing.
