@@ -17,6 +17,10 @@ Call = Callable[[], Awaitable[None]]
 """Makes one call and checks its answer; raises when anything is wrong with it."""
 
 
+class StalledError(RuntimeError):
+    """Nothing was carried in a whole window: the disk or the machine stood still, or the router did."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """`units`: what one call carries."""
@@ -47,6 +51,8 @@ async def run_window(load: Load, seconds: float, meter: Meter) -> Window:
         before = meter.cpu_s()
         await asyncio.sleep(max(0.0, end - time.perf_counter()))
         after = meter.cpu_s()
+    if not latencies_s:
+        raise StalledError(f"no call came and went within {seconds:g} s")
     return Window(
         calls=len(latencies_s),
         units=len(latencies_s) * load.units,
