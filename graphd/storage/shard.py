@@ -237,9 +237,9 @@ class Shard:
             self._strikes.extendleft(strikes)
             raise
 
-    def write(self, item: WriteItem, *, forced: bool = False) -> None:
+    def write(self, item: WriteItem) -> None:
         """Queue an operation; raises as Lane.submit."""
-        self.writes.submit(item, forced=forced)
+        self.writes.submit(item)
 
     def deliver(self, item: ReverseItem) -> None:
         """Queue a reverse version; it belongs to a write already begun, so it is never shed."""
