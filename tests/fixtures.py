@@ -21,6 +21,9 @@ from tests.routers import GraphStub, RouterProcess, graph_stub, running_routers
 
 __all__ = ["databases", "folder", "graph", "graphs", "module_folder", "postgres", "router", "three_routers"]
 
+PATIENT = {"reverse_wait_s": 20.0, "lane_timeout_s": 30.0}
+"""Settings of routers, so that a busy machine changes what calls cost and not what they answer."""
+
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -61,14 +64,14 @@ def module_folder(request: pytest.FixtureRequest, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def router(databases: Databases, module_folder: Path) -> Iterator[RouterProcess]:
     """One router before `databases`; it must not log an error."""
-    with running_routers(databases, module_folder) as [found]:
+    with running_routers(databases, module_folder, settings=PATIENT) as [found]:
         yield found
 
 
 @pytest.fixture(scope="module")
 def three_routers(databases: Databases, module_folder: Path) -> Iterator[list[RouterProcess]]:
     """Three router processes before `databases`; they must not log an error."""
-    with running_routers(databases, module_folder, 3) as found:
+    with running_routers(databases, module_folder, 3, PATIENT) as found:
         yield found
 
 

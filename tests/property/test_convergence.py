@@ -19,6 +19,9 @@ from graphd.operations import Decision, Operation, Outcome, decide, decide_given
 from tests.databases import Databases, audit, edges
 from tests.lanework import FOLLOW_KIND, Op, Owed, Shards, open_shards, rounds
 
+EXAMPLES = settings().max_examples * 6 // 10
+"""Each of them asks real servers some dozens of times."""
+
 CALLERS = [operation for operation in Operation if operation <= Operation.UNBLOCK]
 
 
@@ -88,7 +91,7 @@ def check(shards: Shards, expected: dict[Key, Version | None]) -> None:
 
 
 @given(wanted=writes(CALLERS, 14), seed=st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES)
 async def test_given_operations_in_any_order(shards: Shards, wanted: list[Write], seed: int) -> None:
     chance = begin(shards, seed)
     expected: dict[Key, Version | None] = {}
@@ -107,7 +110,7 @@ async def test_given_operations_in_any_order(shards: Shards, wanted: list[Write]
 
 
 @given(wanted=writes(list(Operation), 14), seed=st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES)
 async def test_live_operations_follow_the_table(shards: Shards, wanted: list[Write], seed: int) -> None:
     chance = begin(shards, seed)
     mixed = [
