@@ -33,7 +33,7 @@ from router import wire
 from router.reads import Degrees, ListOf, Page
 from router.setreads import ListIds, Operand, SetPage
 from router.status import code_of
-from router.writes import Result, Write, WriteOutcome
+from router.values import Result, Write, WriteOutcome
 
 ID_RULE: Final = f"must be given, 0 to {MAX_ID}"
 

@@ -25,7 +25,8 @@ from router.metrics import RouterMetrics
 from router.reads import Reader
 from router.setreads import SetReader
 from router.status import Status, status_of
-from router.writes import Result, Writer
+from router.values import Result
+from router.writes import Writer
 
 log = structlog.get_logger()
 

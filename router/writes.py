@@ -12,33 +12,28 @@ Everything happens in callbacks of the lanes, so a batch of 500 costs one future
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import struct
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 import structlog
 
 from graphd.clock import HybridClock
 from graphd.edge import State, Version
-from graphd.errors import DeadlineError, GraphdError, RequestIdReusedError
+from graphd.errors import DeadlineError, GraphdError, OverloadedError, RequestIdReusedError
 from graphd.operations import (
-    Operation,
     Outcome,
-    acting_account,
     decide_given,
     outcome_of,
     refusal_reason,
 )
 from graphd.placement import all_slots
 from graphd.storage.cluster import Cluster
-from graphd.storage.items import Answer, EdgeKeys, Receipt, ReverseItem, WriteItem
+from graphd.storage.items import Answer, EdgeKeys, ReverseItem, WriteItem
 from graphd.storage.shard import Shard
-from graphd.topology import Kind
-from router.admission import Admission
+from router.admission import RETRY_AFTER_S, Admission
+from router.values import Result, Write, WriteOutcome
 
 log = structlog.get_logger()
 
@@ -46,69 +41,40 @@ PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 0.2
 """Pauses between two tries of an item whose slot is being handed over."""
 
-_FINGERPRINT: Final = struct.Struct(">BqqhBqB")
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A checked write. `position` None: live."""
-
-    operation: Operation
-    source_id: int
-    destination_id: int
-    kind: Kind
-    position: int | None = None
-    request_id: str | None = None
-    backfill: bool = False
-
-    @property
-    def edge(self) -> tuple[int, int, int]:
-        """What orders writes among each other."""
-        return (self.source_id, self.kind.number, self.destination_id)
-
-    def receipt(self) -> Receipt | None:
-        """Under which the answer is remembered, if the caller gave a request id."""
-        if self.request_id is None:
-            return None
-        packed = _FINGERPRINT.pack(
-            self.operation,
-            self.source_id,
-            self.destination_id,
-            self.kind.number,
-            self.position is not None,
-            self.position or 0,
-            self.backfill,
-        )
-        digest = hashlib.blake2b(packed, digest_size=8, person=b"graphd.receipt").digest()
-        actor_id = acting_account(self.operation, self.source_id, self.destination_id)
-        return Receipt(actor_id, self.request_id, int.from_bytes(digest, "big", signed=True))
-
-
-class WriteOutcome(NamedTuple):
-    """What a write did. `version` None: the edge is absent still."""
-
-    version: Version | None
-    outcome: Outcome
-    reason: str = ""
-    duplicate: bool = False
-    reverse_pending: bool = False
-
-
-Result = WriteOutcome | GraphdError
-
 
 class _Group:
     """The writes of one call: done when the last of them is."""
 
-    __slots__ = ("chains", "done", "left", "results", "reverse_timer", "runs")
+    __slots__ = ("admission", "chains", "done", "entered", "left", "results", "reverse_timer", "runs")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, admission: Admission) -> None:
         self.left = size
+        self.admission = admission
+        self.entered: dict[str, int] = {}
         self.results: list[Result | None] = [None] * size
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.runs: list[_Run] = []
         self.chains: dict[tuple[int, int, int], deque[_Run]] = {}
         self.reverse_timer: asyncio.TimerHandle | None = None
+
+    def enter(self, shard: str) -> bool:
+        """One more write of this call needs a shard; False when too many calls do."""
+        count = self.entered.get(shard, 0)
+        if count == 0:
+            try:
+                self.admission.enter(shard)
+            except OverloadedError:
+                return False
+        self.entered[shard] = count + 1
+        return True
+
+    def leave(self, shard: str) -> None:
+        """One write of this call needs the shard no longer."""
+        count = self.entered.pop(shard) - 1
+        if count:
+            self.entered[shard] = count
+        else:
+            self.admission.leave(shard)
 
     def expire(self) -> None:
         """The deadline has passed, or the caller has gone."""
@@ -125,6 +91,7 @@ class _Run:
     """One write on its way."""
 
     __slots__ = (
+        "entered",
         "finished",
         "group",
         "index",
@@ -146,6 +113,7 @@ class _Run:
         self.outcome: WriteOutcome | None = None
         self.outbox_id: UUID | None = None
         self.shard: Shard | None = None
+        self.entered: str | None = None
         self.finished = False
         self.pauses = 0
 
@@ -154,6 +122,10 @@ class _Run:
         if self.finished:
             return
         write = self.write
+        self.shard = self.writer.cluster.shard_of(self.slot)
+        if not self._enter(self.shard.name):
+            self.finish(OverloadedError(f"shard {self.shard.name}", RETRY_AFTER_S))
+            return
         self.item = WriteItem(
             write.source_id,
             write.destination_id,
@@ -166,11 +138,25 @@ class _Run:
             write.receipt(),
             self.decided,
         )
-        self.shard = self.writer.cluster.shard_of(self.slot)
         try:
             self.shard.write(self.item)
         except GraphdError as error:
             self.finish(error)
+
+    def _enter(self, shard: str) -> bool:
+        """Take a place among the calls that need a shard, instead of the place taken before."""
+        if self.entered == shard:
+            return True
+        if not self.group.enter(shard):
+            return False
+        self._leave()
+        self.entered = shard
+        return True
+
+    def _leave(self) -> None:
+        if self.entered is not None:
+            self.group.leave(self.entered)
+            self.entered = None
 
     def decided(self, item: WriteItem, answer: Answer | GraphdError) -> None:
         """The lane's answer."""
@@ -218,6 +204,8 @@ class _Run:
                 self.writer.reverse_wait_s, group.expire_reverse
             )
         shard = self.writer.cluster.shard_of(item.peer_slot)
+        # From here on it is the destination's shard that is waited for: the source's has done its part.
+        place = self._enter(shard.name)
         try:
             shard.deliver(
                 ReverseItem(
@@ -227,8 +215,8 @@ class _Run:
         except GraphdError:
             self.give_up_reverse()
             return
-        if shard.writes.stuck_s > self.writer.reverse_wait_s:
-            # It does not answer anybody now. Waiting for it would hold up the writes of a shard that is well.
+        if not place or shard.writes.stuck_s > self.writer.reverse_wait_s:
+            # Too many wait for it, or it answers nobody now. The version is on its way; the caller need not wait for it.
             self.give_up_reverse()
 
     def delivered(self, answer: bool | GraphdError) -> None:
@@ -308,6 +296,7 @@ class _Run:
         if self.finished:
             return
         self.finished = True
+        self._leave()
         group = self.group
         group.results[self.index] = result
         group.left -= 1
@@ -355,21 +344,17 @@ class Writer:
     async def write(self, writes: Sequence[Write], deadline: float) -> list[Result]:
         """Carry out writes; a result or an error for each, in order. Writes of one edge apply in the order given.
 
-        `deadline`: on the event loop's clock. Raises OverloadedError when a shard they need has too many callers.
+        `deadline`: on the event loop's clock.
         """
         slots = self.cluster.topology.slots
         at = all_slots([write.source_id for write in writes], slots)
         peers = all_slots([write.destination_id for write in writes], slots)
-        entered = self._admission.enter_all({self.cluster.shard_of(slot).name for slot in set(at)})
-        group = _Group(len(writes))
+        group = _Group(len(writes), self._admission)
         runs = group.runs = [
             _Run(self, group, index, write, slot, peer)
             for index, (write, slot, peer) in enumerate(zip(writes, at, peers, strict=True))
         ]
-        try:
-            return await self._carry_out(group, runs, deadline)
-        finally:
-            self._admission.leave_all(entered)
+        return await self._carry_out(group, runs, deadline)
 
     async def _carry_out(self, group: _Group, runs: Sequence[_Run], deadline: float) -> list[Result]:
         if len(runs) == 1:

@@ -9,16 +9,23 @@ generic plan alone chose nested loops, 29 ms for a batch of 500. Nested loops an
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import psycopg
+import structlog
 from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from graphd.errors import SchemaError, ServerSettingsError
 from graphd.storage import arrays
+
+log = structlog.get_logger()
 
 MIN_SERVER_VERSION: Final = 180_000
 CONNECT_TIMEOUT_S: Final = 5
@@ -88,12 +95,36 @@ async def connect(
         connection: AsyncConnection[TupleRow] = await AsyncConnection.connect(
             conninfo_of(conninfo, application), autocommit=True, prepare_threshold=0 if prepare else None
         )
-        try:
+    try:
+        with answers_within(connection, timeout_s):
             await set_up(connection, settings or {})
-        except BaseException:
-            await connection.close()
-            raise
+    except BaseException:
+        await connection.close()
+        raise
     return connection
+
+
+@contextmanager
+def answers_within(connection: AsyncConnection[Any], timeout_s: float) -> Iterator[None]:
+    """Give the session up when the server has not answered in time: psycopg then raises OperationalError.
+
+    A cancellation is not enough: psycopg asks the server to stop and waits for its word, which a severed network never brings.
+    """
+    alarm = asyncio.get_running_loop().call_later(timeout_s, _shut, connection)
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def _shut(connection: AsyncConnection[Any]) -> None:
+    """End whatever waits on the session's socket."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error) as error:
+        # Closed already, which is what was wanted.
+        log.debug("session.gone", error=type(error).__name__)
 
 
 async def check_shard(connection: AsyncConnection[TupleRow], expected: Identity) -> None:

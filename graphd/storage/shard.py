@@ -32,6 +32,7 @@ from graphd.storage.connect import (
     READ_SETTINGS,
     SET_SETTINGS,
     Identity,
+    answers_within,
     check_shard,
     connect,
     conninfo_of,
@@ -173,7 +174,7 @@ class Shard:
             timeout_s=self._settings.lane_timeout_s,
         )
         try:
-            async with asyncio.timeout(self._settings.lane_timeout_s):
+            with answers_within(connection, self._settings.lane_timeout_s):
                 await check_schema(connection, "shard")
                 await check_shard(connection, self.identity)
             return Session(connection, prepare=self._settings.prepare, lost=lost)
@@ -183,8 +184,9 @@ class Shard:
 
     def _new_pool(self) -> AsyncConnectionPool[Connection]:
         async def configure(connection: Connection) -> None:
-            await set_up(connection, {**SET_SETTINGS, **self._timeouts()})
-            await check_shard(connection, self.identity)
+            with answers_within(connection, self._settings.lane_timeout_s):
+                await set_up(connection, {**SET_SETTINGS, **self._timeouts()})
+                await check_shard(connection, self.identity)
 
         return AsyncConnectionPool(
             conninfo_of(self._conninfo, f"{self._settings.application} set"),
@@ -215,7 +217,8 @@ class Shard:
         try:
             await pool.open()
             async with pool.connection() as connection:
-                yield connection
+                with answers_within(connection, self._settings.lane_timeout_s):
+                    yield connection
         except (TooManyRequests, PoolTimeout) as error:
             if not self.up:
                 raise ShardUnavailableError(self.name) from error

@@ -16,7 +16,8 @@ from graphd.operations import Operation, Outcome, decide, decide_given, refusal_
 from graphd.storage.cluster import Cluster
 from graphd.storage.shard import ShardSettings
 from router.admission import Admission
-from router.writes import Write, WriteOutcome, Writer
+from router.values import Write, WriteOutcome
+from router.writes import Writer
 from tests.databases import Databases, edges, problems
 from tests.waiting import eventually
 
