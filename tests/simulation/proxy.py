@@ -80,6 +80,7 @@ class _Link:
     def __init__(self, near: asyncio.StreamWriter) -> None:
         self.writers = [near]
         self.lost_bytes = False
+        self.is_silent = False
 
     def reset(self) -> None:
         """End both sides with RST, as a router without memory of the connection does."""
@@ -145,6 +146,15 @@ class TcpProxy:
     def _is_cut(self) -> bool:
         return self.mode is Mode.CUT
 
+    def forget(self) -> None:
+        """Let go on what is new, while the connections that are open stay silent for ever."""
+        self._network.run(self._forget())
+
+    async def _forget(self) -> None:
+        for link in self._links:
+            link.is_silent = True
+        await self._set(Mode.PASS)
+
     async def _set(self, mode: Mode) -> None:
         self.mode = mode
         for link in list(self._links):
@@ -208,6 +218,7 @@ class TcpProxy:
             await self._flowing.wait()
             if self.mode is Mode.BLACKHOLE:
                 link.lost_bytes = True
+            if self.mode is Mode.BLACKHOLE or link.is_silent:
                 continue
             if outward and self.trip and self.trip in data:
                 self.trip = b""
