@@ -267,9 +267,10 @@ class Shard:
         self.writes.submit(Nudge(), forced=True)
 
     async def remember(self, slot: int, receipt: Receipt, outcome: Outcome, version: Version | None) -> bool:
-        """Keep the receipt of a write that wrote nothing; False when a twin was there first."""
+        """Keep the receipt of a write that wrote nothing; False when a twin was there first, or the slot is not here any more."""
         position, state, since = version if version is not None else (None, None, None)
-        async with self.session() as connection:
+        async with self.session() as connection, connection.transaction():
+            await connection.execute(statement("write", "lock_slots"), {"slots": Int2s([slot])})
             cursor = await connection.execute(
                 statement("read", "remember"),
                 {

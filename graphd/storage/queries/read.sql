@@ -105,10 +105,13 @@ SELECT
     (SELECT coalesce(extract(epoch FROM now() - min(uuid_extract_timestamp(o.id))), 0)::float8 FROM outbox AS o);
 
 -- name: remember
--- The receipt of a write that was refused or stale, and so wrote nothing; answers nothing when a twin was there first.
+-- The receipt of a write that was refused or stale, and so wrote nothing. It answers a row if it was kept; none when a twin was there first, or
+-- when the slot is not owned here (any more). Like every write it stands behind the slot's lock, in the statement after it.
 INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since)
 SELECT
-    %(actor_id)s::bigint, 1, %(id)s::text, %(slot)s::smallint, %(fingerprint)s::bigint, %(outcome)s::smallint,
+    %(actor_id)s::bigint, 1, %(id)s::text, s.slot, %(fingerprint)s::bigint, %(outcome)s::smallint,
     %(position)s::bigint, %(state)s::smallint, %(since)s::bigint
+FROM slots AS s
+WHERE s.slot = %(slot)s::smallint AND s.owned
 ON CONFLICT (actor_id, namespace, id, slot) DO NOTHING
 RETURNING 1;
