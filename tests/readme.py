@@ -3,15 +3,19 @@
 Blocks marked `console` hold commands behind `$ `, blocks marked `pycon` Python behind `>>> ` and `... `, with `await` allowed anywhere.
 All of them are one session, from the top of the file to its end. What changes from run to run (times, tokens, sizes) is masked when two
 runs are compared.
+
+`python -m tests.readme --bench FILE` takes the table of speeds from what `python -m tests.bench` wrote.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import asyncio
 import contextlib
 import inspect
 import io
+import json
 import os
 import re
 import shlex
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +35,7 @@ PORT: Final = 7600
 """Where the reader's own router listens, and so what stands in the text."""
 
 _BLOCK: Final = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FIGURES: Final = re.compile(r"(<!-- bench:begin -->\n).*?(<!-- bench:end -->)", re.DOTALL)
 _CHANGING: Final = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}Z"), "<moment>"),
     (re.compile(r"\b1[6-9]\d{14}\b"), "<position>"),
@@ -152,12 +157,41 @@ def rewritten(text: str, walked: list[list[Step]]) -> str:
     return _BLOCK.sub(block, text)
 
 
+def speeds(figures: Mapping[str, Any]) -> str:
+    """The figures of a bench as a table, and the machine that they are of."""
+    machine, versions = figures["machine"], figures["machine"]["versions"]
+    lines = [
+        f"Measured on {machine['cores']} cores that client, router and two shards share (Python {machine['python']}, "
+        f"PostgreSQL {machine['postgres']['server_version']}, grpcio {versions['grpcio']}); compare the ratios, not the rates:",
+        "",
+        "| what | measured | a second | half within |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in figures["rows"]:
+        if row["value"] is None:  # not measured there
+            continue
+        unit, ours = row["target"]["unit"], row["ours"] or {}
+        value = f"{row['value']:,.2f} x" if unit == "x" else f"{row['value']:,.0f} {unit}"
+        rate = f"{ours['rate']:,.0f}" if ours.get("rate") else ""
+        half = f"{ours['p50_ms']:,.1f} ms" if ours.get("p50_ms") else ""
+        lines.append(f"| {row['target']['what']} | {value} | {rate} | {half} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    """Write the answers of a new cluster into the file."""
+    """Write the answers of a new cluster, or the figures of a bench, into the file."""
+    parser = argparse.ArgumentParser(prog="python -m tests.readme", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--bench", type=Path, metavar="FILE", help="write the figures of this bench instead")
+    bench: Path | None = parser.parse_args().bench
     text = README.read_text("utf-8")
-    with new_cluster() as cluster:
-        walked = asyncio.run(Session(cluster).walk(text))
-    README.write_text(rewritten(text, walked), "utf-8")
+    if bench is not None:
+        table = speeds(json.loads(bench.read_text("utf-8")))
+        text = _FIGURES.sub(lambda match: match[1] + table + match[2], text)
+    else:
+        with new_cluster() as cluster:
+            walked = asyncio.run(Session(cluster).walk(text))
+        text = rewritten(text, walked)
+    README.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from graphd.client import Client
 from graphd.config import Config
 from graphd.v1 import graph_pb2
 from router import service
-from tests.readme import README, Session, blocks, masked, new_cluster, rewritten, steps
+from tests.readme import README, Session, blocks, masked, new_cluster, rewritten, speeds, steps
 
 ROOT = README.parent
 TEXT = README.read_text("utf-8")
@@ -76,3 +76,15 @@ def test_what_is_offered_is_what_the_router_offers(heading: str) -> None:
     methods = {method.name for method in graph_pb2.DESCRIPTOR.services_by_name["GraphService"].methods}
     assert offered <= methods
     assert named == (offered if heading.startswith("Offered") else methods - offered)
+
+
+def test_the_figures_of_a_bench_become_a_table() -> None:
+    machine = {"cores": 2, "python": "3.11.2", "postgres": {"server_version": "18.6"}, "versions": {"grpcio": "1.85"}}
+    rows = [
+        {"target": {"what": "GetEdge", "unit": "x"}, "value": 0.915, "ours": {"rate": 4100.0, "p50_ms": 15.04}},
+        {"target": {"what": "memory", "unit": "MB"}, "value": 148.7, "ours": None},
+        {"target": {"what": "import", "unit": "x"}, "value": None, "ours": None},
+    ]
+    table = speeds({"machine": machine, "rows": rows})
+    assert table.splitlines()[-2:] == ["| GetEdge | 0.92 x | 4,100 | 15.0 ms |", "| memory | 149 MB |  |  |"]
+    assert "2 cores" in table
