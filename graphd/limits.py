@@ -56,8 +56,8 @@ DEADLINE_MARGIN_S: Final = 0.005
 SET_BUDGET_S: Final = 0.5
 """Time one page of a set operation may take before it is returned short and `partial`."""
 
-SET_WINDOW_IDS: Final = 4_096
-"""Ids of the driving list looked at in one round trip of a set operation."""
+SET_WINDOW_MIN_IDS: Final = 256
+"""Ids of the driving list looked at in the first round trip of a small page: fewer would save nothing."""
 
 SET_WINDOW_MAX_IDS: Final = 65_536
 """To which windows grow while they find little: 0.5 MB each."""

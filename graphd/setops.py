@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from graphd.limits import MAX_ID, SET_WINDOW_IDS, SET_WINDOW_MAX_IDS
+from graphd.limits import MAX_ID, SET_WINDOW_MAX_IDS, SET_WINDOW_MIN_IDS
 
 Ids = npt.NDArray[np.int64]
 """Ids, shape (n,), different, in descending order where not said otherwise."""
@@ -64,8 +64,13 @@ def fetches(candidates: int, degree: int) -> bool:
 class Window:
     """Where the next window of the driver begins (strictly below `before`; MAX_ID + 1 is the top) and how long it is."""
 
-    before: int = MAX_ID + 1
-    count: int = SET_WINDOW_IDS
+    before: int
+    count: int
+
+    @classmethod
+    def first(cls, page_size: int, before: int = MAX_ID + 1) -> Window:
+        """A few times as long as the page: dense answers are found in one round trip, sparse ones let it grow."""
+        return cls(before, max(SET_WINDOW_MIN_IDS, 4 * page_size))
 
     def next(self, lowest: int) -> Window:
         """After a window that ended at `lowest`: twice as long, up to a limit, so that sparse answers cost few round trips."""

@@ -59,7 +59,8 @@ class SetReader:
         loop = asyncio.get_running_loop()
         until = loop.time() + min(self._budget_s, DEADLINE_SHARE * (deadline - loop.time()))
         key = self._cluster.token_key
-        window = Window(tokens.decode(token, scope, key).id) if token else Window()
+        before = tokens.decode(token, scope, key).id if token else MAX_ID + 1
+        window = Window.first(page_size, before)
         order = order_of_operands(await self._sizes(operands, deadline))
         driver, others = order[0], order[1:]
         found: list[int] = []

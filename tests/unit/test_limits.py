@@ -33,7 +33,7 @@ def test_the_largest_requests_fit_a_message() -> None:
 def test_orders_of_magnitude() -> None:
     assert limits.MAX_ID == 2**63 - 1
     assert limits.DEFAULT_PAGE_SIZE < limits.MAX_PAGE_SIZE
-    assert limits.SET_WINDOW_IDS < limits.SET_WINDOW_MAX_IDS
+    assert limits.SET_WINDOW_MIN_IDS < limits.SET_WINDOW_MAX_IDS
     assert DEADLINE_MARGIN_S < DEFAULT_DEADLINE_S <= MAX_DEADLINE_S
     assert limits.MAX_SLOTS & (limits.MAX_SLOTS - 1) == 0
     assert limits.MAX_SLOTS <= 2**15

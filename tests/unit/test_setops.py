@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphd.limits import MAX_ID, SET_WINDOW_IDS, SET_WINDOW_MAX_IDS
+from graphd.limits import MAX_ID, SET_WINDOW_MAX_IDS, SET_WINDOW_MIN_IDS
 from graphd.setops import FETCH_FACTOR, Size, Window, below, common, descending, fetches, order_of_operands
 
 ids = st.lists(st.integers(0, 12) | st.integers(0, MAX_ID) | st.sampled_from([0, MAX_ID - 1, MAX_ID]), max_size=30)
@@ -46,8 +46,9 @@ def test_fetched_or_probed() -> None:
 
 
 def test_windows_grow_up_to_a_limit_and_go_down() -> None:
-    window = Window()
-    assert (window.before, window.count) == (MAX_ID + 1, SET_WINDOW_IDS)
+    assert Window.first(10) == Window(MAX_ID + 1, SET_WINDOW_MIN_IDS)
+    window = Window.first(1000, before=500)
+    assert window == Window(500, 4000)
     for lowest in range(100, 80, -1):
         window = window.next(lowest)
         assert window.before == lowest
