@@ -101,8 +101,8 @@ SELECT
         FROM pg_class AS c
         WHERE c.oid IN ('forward'::regclass, 'reverse'::regclass, 'degrees'::regclass, 'outbox'::regclass, 'receipts'::regclass)
     ),
-    (SELECT count(*) FROM outbox),
-    (SELECT coalesce(extract(epoch FROM now() - min(uuid_extract_timestamp(o.id))), 0)::float8 FROM outbox AS o);
+    (SELECT count(*) FROM outbox AS o WHERE NOT o.parked),
+    (SELECT coalesce(extract(epoch FROM now() - min(uuid_extract_timestamp(o.id))), 0)::float8 FROM outbox AS o WHERE NOT o.parked);
 
 -- name: remember
 -- The receipt of a write that was refused or stale, and so wrote nothing. It answers a row if it was kept; none when a twin was there first, or
