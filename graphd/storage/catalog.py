@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ import structlog
 from psycopg.rows import TupleRow
 
 from graphd.errors import CatalogUnavailableError, SchemaError
-from graphd.storage.connect import Identity, connect
+from graphd.storage.connect import Identity, answers_within, connect
 from graphd.storage.queries import statement
 from graphd.topology import Kind, Topology
 
@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 CHANNEL: Final = "graphd_topology"
 RETRY_S: Final = 0.5
+TIMEOUT_S: Final = 5.0
+"""What the catalog does not answer by then, it does not answer: the session is given up and made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,26 @@ class Catalog:
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
 
-    async def _connect(self, timeout_s: float = 5.0) -> psycopg.AsyncConnection[TupleRow]:
-        return await connect(self._conninfo, "graphd catalog", {"statement_timeout": "5s"}, timeout_s=timeout_s)
+    async def connect(self) -> psycopg.AsyncConnection[TupleRow]:
+        """A session with the catalog. Raises psycopg.Error, OSError, TimeoutError."""
+        return await connect(self._conninfo, "graphd catalog", {"statement_timeout": "5s"}, timeout_s=TIMEOUT_S)
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[psycopg.AsyncConnection[TupleRow]]:
+        """`connect` for one question, which must be answered within TIMEOUT_S."""
+        connection = await self.connect()
+        try:
+            with answers_within(connection, TIMEOUT_S):
+                yield connection
+        finally:
+            await connection.close()
 
     async def load(self) -> CatalogView:
         """Read everything. Raises CatalogUnavailableError, SchemaError."""
         try:
-            connection = await self._connect()
-            try:
+            async with self.session() as connection:
                 cursor = await connection.execute(statement("catalog", "cluster"), prepare=False)
                 row = await cursor.fetchone()
-            finally:
-                await connection.close()
         except psycopg.errors.UndefinedTable as error:
             raise SchemaError("the catalog is not initialised: run graphd init") from error
         except (psycopg.Error, OSError, TimeoutError) as error:
@@ -65,24 +75,18 @@ class Catalog:
 
     async def assign(self, slot: int, shard: str) -> None:
         """Give a slot to a shard in the topology; every router hears of it."""
-        connection = await self._connect()
-        try:
+        async with self.session() as connection:
             await connection.execute(statement("catalog", "assign_slot"), {"slot": slot, "shard": shard})
-        finally:
-            await connection.close()
 
     async def import_position(self, checksum: str, kind: int, position: int) -> int:
         """The position of the first import of this file in this kind: `position` if this is it."""
         try:
-            connection = await self._connect()
-            try:
+            async with self.session() as connection:
                 cursor = await connection.execute(
                     statement("catalog", "import_position"),
                     {"checksum": checksum, "kind": kind, "position": position},
                 )
                 row = await cursor.fetchone()
-            finally:
-                await connection.close()
         except (psycopg.Error, OSError, TimeoutError) as error:
             raise CatalogUnavailableError() from error
         assert row is not None, "RETURNING answers one row"
@@ -160,9 +164,10 @@ class CatalogWatch:
     async def _run(self) -> None:
         while True:
             try:
-                connection = await self._catalog._connect()
+                connection = await self._catalog.connect()
                 try:
-                    await connection.execute(f"LISTEN {CHANNEL}", prepare=False)
+                    with answers_within(connection, TIMEOUT_S):
+                        await connection.execute(f"LISTEN {CHANNEL}", prepare=False)
                     await self._refresh()
                     await self._listen(connection)
                 finally:
@@ -176,7 +181,8 @@ class CatalogWatch:
             async for _ in connection.notifies(timeout=self._poll_s, stop_after=1):
                 pass
             # Woken, or the poll is due: either way the epoch says whether anything is new.
-            cursor = await connection.execute(statement("catalog", "epoch"), prepare=False)
-            row = await cursor.fetchone()
+            with answers_within(connection, TIMEOUT_S):
+                cursor = await connection.execute(statement("catalog", "epoch"), prepare=False)
+                row = await cursor.fetchone()
             if row is not None and row[0] > self.view.topology.epoch:
                 await self._refresh()
