@@ -73,6 +73,7 @@ STRIKE_IDLE_S: Final = 0.2
 
 STATEMENT_MARGIN_S: Final = 0.5
 POOL_TIMEOUT_S: Final = 2.0
+CHECK_TIMEOUT_S: Final = 1.0
 POOL_WAITING: Final = 1_024
 """Questions that may wait for a connection; calls are bounded before by max_calls_per_shard."""
 
@@ -188,11 +189,16 @@ class Shard:
                 await set_up(connection, {**SET_SETTINGS, **self._timeouts()})
                 await check_shard(connection, self.identity)
 
+        async def check(connection: Connection) -> None:
+            # The pool's own check would wait for ever on a session that has fallen silent.
+            with answers_within(connection, CHECK_TIMEOUT_S):
+                await AsyncConnectionPool.check_connection(connection)
+
         return AsyncConnectionPool(
             conninfo_of(self._conninfo, f"{self._settings.application} set"),
             kwargs={"autocommit": True, "prepare_threshold": 0 if self._settings.prepare else None},
             configure=configure,
-            check=AsyncConnectionPool.check_connection,
+            check=check,
             min_size=0,
             max_size=self._settings.set_connections,
             max_waiting=POOL_WAITING,
