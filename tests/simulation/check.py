@@ -10,6 +10,10 @@ from tests.waiting import eventually
 
 SETTLE_S = 30.0
 _OWED = "SELECT count(*) FILTER (WHERE NOT parked), count(*) FILTER (WHERE parked) FROM outbox"
+_LEFT = """
+SELECT count(*), min(attempts), max(attempts), extract(epoch FROM min(due) - now())::int, extract(epoch FROM max(due) - now())::int
+FROM outbox
+"""
 
 
 def owed(databases: Databases) -> tuple[int, int]:
@@ -26,7 +30,11 @@ async def settled(databases: Databases, timeout_s: float = SETTLE_S) -> None:
         assert not parked, f"{parked} rows were parked"
         return not left
 
-    await eventually(empty, timeout_s, "the outboxes are empty")
+    try:
+        await eventually(empty, timeout_s, "the outboxes are empty")
+    except AssertionError as error:
+        left = await asyncio.to_thread(databases.all_rows, _LEFT)
+        raise AssertionError(f"{error}; (rows, least and most attempts, seconds until due) by shard: {left}") from None
 
 
 def lost_writes(databases: Databases, ledger: Ledger) -> list[str]:

@@ -88,9 +88,7 @@ class Relay:
         """Lines of its log that tell of a bug."""
         found = []
         for line in self.log_file.read_text().splitlines():
-            if not line.startswith("{"):
-                continue
-            told = json.loads(line)
+            told = json.loads(line) if line.startswith("{") else {"level": "error"}
             if told.get("level") in ("error", "critical") and told.get("event") not in self.expected_errors:
                 found.append(line)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
 import pytest
 from grpc import aio
 
@@ -55,6 +56,17 @@ async def test_nobody_needs_the_catalog_from_call_to_call(site: Site, mode: Mode
     with site.relay():
         await settled(site.databases)
     audit(site.databases)
+
+
+async def test_a_router_whose_session_with_the_catalog_falls_silent_learns_of_changes(site: Site) -> None:
+    async with site.one_router({"topology_poll_s": 1.0}) as (router, _):
+        before = await epoch(router)
+        site.catalog_proxy.set(Mode.HOLD)
+        await asyncio.sleep(1.5)
+        site.catalog_proxy.forget()
+        with psycopg.connect(site.databases.catalog, autocommit=True) as catalog:
+            catalog.execute("UPDATE slots SET shard = shard WHERE slot = 0")
+        await eventually(lambda: _newer(router, before), 20, "the router learns of the new epoch")
 
 
 async def _newer(router: RouterProcess, than: int) -> bool:

@@ -123,3 +123,61 @@ async def test_an_intersection_of_a_silent_shard_ends_with_its_deadline_and_leav
                 return False
 
         await eventually(answers, RESUME_S, "intersections are answered again")
+
+
+async def test_a_lane_that_is_cut_off_while_it_connects_comes_back(site: Site) -> None:
+    """The connection is there, but the answer to the first question on it never comes."""
+    source, destination = site.accounts("s2", 2)
+    async with site.one_router({"lane_timeout_s": LANE_TIMEOUT_S}) as (_, stub):
+        assert await serves(stub, source, destination)
+        proxy = site.proxies["s2"]
+        proxy.trip = b"incarnation"
+        proxy.cut()
+        await eventually(lambda: proxy.mode is Mode.HOLD, 5, "a lane asks which shard it has reached")
+        # Those bytes are lost for good: the connection stays silent, but a new one would be served.
+        proxy.forget()
+        await eventually(
+            lambda: serves(stub, source, destination), LANE_TIMEOUT_S + 5, "the lane gives up and connects anew"
+        )
+
+
+async def test_follows_of_a_silent_shard_do_not_use_up_the_room_of_the_sources_shard(site: Site) -> None:
+    """Each waits a second for its reverse half; meanwhile it needs nothing of its source's shard."""
+    limit = 16
+    near, far = site.accounts("s1", 40), site.accounts("s2", 1)[0]
+    async with site.one_router({"max_calls_per_shard": limit}) as (_, stub):
+        assert await serves(stub, near[0], near[1])
+        with site.proxies["s2"].being(Mode.BLACKHOLE):
+            owing = [asyncio.ensure_future(follow(stub, source, far)) for source in near[:limit]]
+            await asyncio.sleep(0.2)
+            assert not any(task.done() for task in owing)
+            own = await asyncio.gather(
+                *(follow(stub, near[30], other) for other in near[31:36]), return_exceptions=True
+            )
+            results = await asyncio.gather(*owing)
+        assert [result for result in own if isinstance(result, BaseException)] == []
+        assert all(result.reverse_pending for result in results)
+    with site.relay():
+        await settled(site.databases)
+    audit(site.databases)
+
+
+async def test_a_relay_whose_session_falls_silent_goes_on(site: Site) -> None:
+    """The server leases the rows, the answer never comes; new connections are served."""
+    ada, bo = site.accounts("s1", 1)[0], site.accounts("s2", 1)[0]
+    async with site.one_router() as (_, stub):
+        with site.proxies["s2"].being(Mode.CUT):
+            assert (await follow(stub, ada, bo)).reverse_pending
+    site.databases.do("UPDATE outbox SET due = now() + interval '1 hour'")
+    with site.relay() as relay:
+        await eventually(
+            lambda: asyncio.to_thread(relay.reaches, site.databases.names), 10, "the relay reaches every shard"
+        )
+        proxy = site.proxies["s1"]
+        proxy.trip = b"hashint8extended(p.destination_id, 0)"
+        proxy.cut()
+        await eventually(lambda: proxy.mode is Mode.HOLD, 10, "the relay leases")
+        site.databases.do("UPDATE outbox SET due = now()")
+        proxy.forget()
+        await settled(site.databases, 25)
+    audit(site.databases)

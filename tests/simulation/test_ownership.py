@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 
 from grpc import aio
 
+from graphd.operations import Outcome
 from graphd.placement import slot_of
+from graphd.storage.cluster import Cluster
+from graphd.storage.items import Receipt
+from graphd.storage.shard import ShardSettings
 from graphd.v1 import graph_pb2 as pb
 from tests.databases import PER_SLOT_TABLES
 from tests.routers import GraphStub
@@ -189,3 +193,17 @@ async def test_a_router_that_slept_through_a_move_writes_nothing_to_the_old_owne
                 assert not ledger.failures, f"{len(ledger.failures)}: {ledger.failures[:3]}"
                 move = move.back()
             await check(site.databases, ledger)
+
+
+async def test_a_receipt_is_kept_only_where_its_slot_is_owned(site: Site) -> None:
+    """A refused or stale write leaves a receipt of its own, after the row was read: the slot may have gone in between."""
+    account = site.accounts("s1", 1)[0]
+    slot = slot_of(account, SLOTS)
+    cluster = await Cluster.open(site.databases.config, ShardSettings(application="test"))
+    try:
+        receipt = Receipt(account, "the-request-id", 7)
+        assert not await cluster.shards["s2"].remember(slot, receipt, Outcome.REFUSED, None)
+        assert site.databases.rows("s2", "SELECT count(*) FROM receipts") == [(0,)]
+        assert await cluster.shards["s1"].remember(slot, receipt, Outcome.REFUSED, None)
+    finally:
+        await cluster.close()
