@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from graphd.errors import ConfigError
 from graphd.limits import DEFAULT_DEADLINE_S, MAX_SLOTS
@@ -103,6 +104,23 @@ class LogConfig(_Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
 
 
+class _KnownVariables(EnvSettingsSource):
+    """The environment without the variables that `unknown_variables` warns of: they may belong to another release."""
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls)
+        unknown = {name.upper() for name in unknown_variables()}
+        self.env_vars = {name: value for name, value in self.env_vars.items() if name.upper() not in unknown}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """A whole section in one variable."""
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            name = f"{ENV_PREFIX}{field_name}".upper()
+            raise ConfigError(f"{name}: must be a section in JSON, or use {name}__KEY for one key of it") from None
+
+
 class Config(BaseSettings):
     """The whole configuration of a cluster, the same file for every process."""
 
@@ -144,7 +162,7 @@ class Config(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment stands above the file, which is handed over as init values."""
-        return env_settings, init_settings
+        return _KnownVariables(settings_cls), init_settings
 
     def catalog_conninfo(self) -> str:
         """The catalog's conninfo in clear: for connecting only."""
@@ -175,21 +193,39 @@ def from_values(values: Mapping[str, Any], origin: str) -> Config:
     try:
         return Config(**values)
     except ValidationError as error:
-        problems = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        problems = [
+            f"{'.'.join(str(part) for part in item['loc'])}: {_problem(item['type'], item['msg'])}"
+            for item in error.errors(include_input=False)
+        ]
         raise ConfigError(f"{origin}: " + "; ".join(problems)) from None
 
 
+def _problem(kind: str, message: str) -> str:
+    """pydantic's message in our words."""
+    if kind == "extra_forbidden":
+        return "there is no such key"
+    if kind == "missing":
+        return "must be given"
+    return message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+
+
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Variables with our prefix that no key answers to, most likely misspelt."""
+    """Variables with our prefix that no key answers to, most likely misspelt. They are warned of and otherwise passed over."""
     names: set[str] = set()
     for key, field in Config.model_fields.items():
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             names |= {f"{ENV_PREFIX}{key}__{inner}".upper() for inner in annotation.model_fields}
         names.add(f"{ENV_PREFIX}{key}".upper())
-    found = [name for name in (environment or os.environ) if name.upper().startswith(ENV_PREFIX)]
+    found = os.environ if environment is None else environment
     return sorted(
         name
         for name in found
-        if name.upper() not in names | NOT_SETTINGS and not name.upper().startswith(f"{ENV_PREFIX}SHARDS__")
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in names | NOT_SETTINGS and not _of_a_shard(name)
     )
+
+
+def _of_a_shard(variable: str) -> bool:
+    """Whether it is GRAPHD_SHARDS__NAME."""
+    before, _, name = variable.upper().partition(f"{ENV_PREFIX}SHARDS__")
+    return not before and bool(name) and "__" not in name
