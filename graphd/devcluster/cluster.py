@@ -70,9 +70,16 @@ class DevCluster:
         """
         options = options or Options()
         options.check()
+        if not self.exists():
+            # What is refused leaves nothing behind, neither the lock nor the folder; so look before the lock is made.
+            self.folder.check()
+            self._planned(options)
         with self.folder.locked():
             self.folder.check()
-            state = self._settle(options)
+            state = self._planned(options)
+            # Written down before anything starts: an `up` cut short is continued on the same ports.
+            self.folder.prepare()
+            self.folder.write(state)
             try:
                 return self._up(state, timeout_s, say)
             except (PostgresError, PostgresNotFoundError, NoAccountError, ServiceError, StartError) as fault:
@@ -153,8 +160,8 @@ class DevCluster:
             raise DevClusterError(f"there is no dev cluster in {self.folder.path}: start one with `graphd dev up`")
         return state
 
-    def _settle(self, options: Options) -> State:
-        """What is to run, written down before anything starts: an `up` cut short is continued on the same ports."""
+    def _planned(self, options: Options) -> State:
+        """What is to run. Raises MisuseError and, for a port that is taken, DevClusterError; changes nothing."""
         state = self.folder.read()
         if state is None:
             state = State(Plan.new(options))
@@ -170,8 +177,6 @@ class DevCluster:
                 f"port {state.plan.ports.router} is taken by another program (perhaps another dev cluster): "
                 f"stop that program, or choose another port with --port"
             )
-        self.folder.prepare()
-        self.folder.write(state)
         return state
 
     def _anything_runs(self, state: State) -> bool:

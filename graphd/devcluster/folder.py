@@ -139,7 +139,12 @@ class Folder:
 
     def _strangers(self) -> list[str]:
         ours = {"lock", "state.json", "state.json.new", "config.toml", "config.toml.new", "shards", "logs"}
-        return sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours)
+        try:
+            return sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours)
+        except FileNotFoundError:
+            return []
+        except OSError as fault:
+            raise DevClusterError(f"cannot read {self.path}: {fault.strerror}") from fault
 
     def _replace(self, path: Path, text: str) -> None:
         unfinished = path.with_name(f"{path.name}.new")
