@@ -4,6 +4,7 @@ user cannot reach the binaries or the data, the server runs in a user namespace 
 No folder is ever opened up for this: a parent that only root may enter stays so.
 """
 
+import contextlib
 import os
 import pwd
 import stat
@@ -21,11 +22,9 @@ os.setuid(int(sys.argv[2]))
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
-_NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
-
 
 class NoAccountError(RuntimeError):
-    """Root cannot run Postgres here; the text says what to change."""
+    """This user cannot run Postgres here; the text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +73,49 @@ def choose_account(bindir: Path, folders: Iterable[Path]) -> Account:
     if os.geteuid() != 0:
         return Account()
     folders = list(folders)
-    for name in ("postgres", "nobody"):
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
+    entries = _ordinary_users()
+    for entry in entries:
         account = Account(entry.pw_uid, entry.pw_gid, owner=(entry.pw_uid, entry.pw_gid))
         if all(_reachable(folder, entry.pw_uid, entry.pw_gid) for folder in folders) and _runs(account, bindir):
             return account
-    account = Account(prefix=_NAMESPACE, owner=(0, 0))
-    if _runs(account, bindir):
-        return account
+    for entry in entries:
+        account = _in_namespace(entry)
+        if _runs(account, bindir):
+            return account
     raise NoAccountError(
         "Postgres does not run as root, neither `postgres` nor `nobody` can reach both its binaries and the data, "
         "and this system does not allow user namespaces: use a data folder and a Python environment that every user "
         "may enter, or run graphd as an ordinary user"
+    )
+
+
+def check_known() -> None:
+    """Raises NoAccountError for a user id without a name (a container's, often), which initdb refuses. Whom root hands the
+    servers to has one."""
+    user = os.geteuid()
+    if user == 0:
+        return
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        raise NoAccountError(
+            f"Postgres does not set up data for a user without a name, and user id {user} has none here: run graphd as a "
+            f"user that /etc/passwd lists, or add a line for this id to it"
+        ) from None
+
+
+def _ordinary_users() -> list[pwd.struct_passwd]:
+    found = []
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            found.append(pwd.getpwnam(name))
+    return found
+
+
+def _in_namespace(entry: pwd.struct_passwd) -> Account:
+    """Root, who in there is this user: one with a name, since initdb looks for it."""
+    return Account(
+        prefix=("unshare", "--user", f"--map-user={entry.pw_uid}", f"--map-group={entry.pw_gid}"), owner=(0, 0)
     )
 
 

@@ -25,7 +25,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from graphd.devcluster import processes
-from graphd.devcluster.account import Account, choose_account
+from graphd.devcluster.account import Account, check_known, choose_account
 from graphd.devcluster.binaries import find_bindir
 from graphd.devcluster.processes import free_port
 
@@ -309,6 +309,7 @@ def _template(bindir: Path, account: Account) -> Path:
 
 
 def _make_template(bindir: Path, account: Account) -> Path:
+    check_known()
     base = Path(tempfile.mkdtemp(prefix="graphd-template-"))
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     account.own(base)

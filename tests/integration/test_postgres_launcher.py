@@ -184,7 +184,7 @@ def test_as_root_the_server_belongs_to_an_ordinary_user(folder: Path) -> None:
 
 @as_root
 def test_as_root_in_a_folder_nobody_else_may_enter(folder: Path) -> None:
-    if not account._runs(account.Account(prefix=account._NAMESPACE), find_bindir()):
+    if not account._runs(account._in_namespace(pwd.getpwnam("nobody")), find_bindir()):
         pytest.skip("this system does not allow user namespaces")
     server = make(folder, "s1")
     with running([server]):
@@ -231,6 +231,36 @@ def test_as_an_ordinary_user(folder: Path) -> None:
     )
     assert (outcome.stdout, outcome.stderr) == ("True\n", "")
     assert server.spec.data.stat().st_uid == 65534
+
+
+@as_root
+def test_a_user_without_a_name_is_told_what_to_do(folder: Path) -> None:
+    python = ordinary_python()
+    nameless = next(user for user in range(54_321, 60_000) if not _has_name(user))
+    os.chown(folder, nameless, nameless)
+    outcome = subprocess.run(
+        [python, "-m", "graphd.cli", "dev", "up", "--port", "0", "--data", str(folder / "dev")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(folder)},
+        user=nameless,
+        group=nameless,
+        extra_groups=[],
+        cwd=Path(__file__).parents[2],
+    )
+    assert outcome.returncode == 1
+    last = outcome.stderr.splitlines()[-1]
+    assert f"user id {nameless} has none here: run graphd as a user that /etc/passwd lists, or add a line" in last
+
+
+def _has_name(user: int) -> bool:
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return True
 
 
 def test_old_and_broken_servers_are_passed_over_with_a_clear_word(
