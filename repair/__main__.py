@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphd import __version__
-from graphd.process import run_process
+from graphd.process import ArgumentParser, run_process
 from repair.daemon import Daemon
 
 EXAMPLES = """examples:
@@ -19,7 +19,7 @@ exit status: 0 stopped by a signal, 1 failed, 2 misuse or a wrong configuration"
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="graphd-repair",
         description="Keep the two halves of every edge in agreement.",
         epilog=EXAMPLES,

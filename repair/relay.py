@@ -73,6 +73,11 @@ class Relay:
                 # This shard is away or slow: its rows are safe where they are.
                 log.debug("relay.waits", shard=self._shard.name, error=type(error).__name__)
                 leased = 0
+            except Exception as error:
+                # A bug met at this shard must not end the relays of the others.
+                log.error("relay.failed", shard=self._shard.name, error=type(error).__name__, exc_info=error)
+                leased = 0
+                await asyncio.sleep(RELAY_BACKOFF_MAX_S)
             if leased < RELAY_BATCH:
                 await asyncio.sleep(self._poll_s)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from graphd import __version__
 from graphd.config import MAX_WORKERS, Config
-from graphd.process import run_process
+from graphd.process import ArgumentParser, run_process
 
 EXAMPLES = """examples:
   graphd-router --config graphd.toml
@@ -20,7 +20,7 @@ exit status: 0 stopped by a signal, 1 cannot start, 2 misuse or a wrong configur
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="graphd-router",
         description="Serve the gRPC API of a graphd cluster.",
         epilog=EXAMPLES,

@@ -21,7 +21,7 @@ import structlog
 
 from graphd.clock import HybridClock
 from graphd.edge import State, Version
-from graphd.errors import DeadlineError, GraphdError, OverloadedError, RequestIdReusedError
+from graphd.errors import BadItemError, DeadlineError, GraphdError, OverloadedError, RequestIdReusedError
 from graphd.operations import (
     Outcome,
     decide_given,
@@ -59,6 +59,7 @@ class _Group:
 
     def enter(self, shard: str) -> bool:
         """One more write of this call needs a shard; False when too many calls do."""
+        assert self.left, "a call that has been answered needs no shard"
         count = self.entered.get(shard, 0)
         if count == 0:
             try:
@@ -163,11 +164,11 @@ class _Run:
         if isinstance(answer, GraphdError):
             self.finish(answer)
         elif not answer.owned:
-            self.writer.spawn(self._again())
+            self.writer.spawn(self, self._again())
         elif answer.remembered is not None:
             self._duplicate(item, answer)
         elif answer.version is None:
-            self.writer.spawn(self._explain(item))
+            self.writer.spawn(self, self._explain(item))
         else:
             self.writer.clock.observe(answer.version.position)
             self.outcome = WriteOutcome(answer.version, outcome_of(answer.before, answer.version))
@@ -188,7 +189,15 @@ class _Run:
         if remembered.outcome is Outcome.REFUSED:
             state = State(remembered.version.state) if remembered.version is not None else None
             reason = refusal_reason(self.write.operation, state) or ""
-        self.finish(WriteOutcome(remembered.version, remembered.outcome, reason, duplicate=True))
+        outcome = WriteOutcome(remembered.version, remembered.outcome, reason, duplicate=True)
+        elsewhere = self.writer.cluster.shard_of(item.peer_slot) is not self.shard
+        if remembered.version is not None and remembered.outcome in (Outcome.APPLIED, Outcome.UNCHANGED) and elsewhere:
+            # The first answer may have been lost, or said reverse_pending. Merging its version again changes nothing, and tells whether
+            # the other shard has it now.
+            self.outcome = outcome
+            self._deliver()
+        else:
+            self.finish(outcome)
 
     # -- the reverse half ----------------------------------------------------------------------------------------------
 
@@ -204,8 +213,9 @@ class _Run:
                 self.writer.reverse_wait_s, group.expire_reverse
             )
         shard = self.writer.cluster.shard_of(item.peer_slot)
-        # From here on it is the destination's shard that is waited for: the source's has done its part.
-        place = self._enter(shard.name)
+        # From here on it is the destination's shard that is waited for: the source's has done its part. A call that has been answered
+        # meanwhile (its deadline passed) waits for nothing and takes no place, or nobody would give it back.
+        place = self.finished or self._enter(shard.name)
         try:
             shard.deliver(
                 ReverseItem(
@@ -221,18 +231,17 @@ class _Run:
 
     def delivered(self, answer: bool | GraphdError) -> None:
         """The other shard's answer. The outbox row goes only when that shard owned the slot."""
-        item = self.item
-        assert item is not None
-        assert self.outbox_id is not None
         if isinstance(answer, GraphdError):
             self.give_up_reverse()
         elif answer:
+            assert self.item is not None
             assert self.shard is not None
             assert self.outcome is not None
-            self.shard.strike(item.slot, self.outbox_id)
+            if self.outbox_id is not None:
+                self.shard.strike(self.item.slot, self.outbox_id)
             self.finish(self.outcome)
         else:
-            self.writer.spawn(self._deliver_again())
+            self.writer.spawn(self, self._deliver_again())
 
     async def _deliver_again(self) -> None:
         if not self.finished and await self._pause():
@@ -322,19 +331,21 @@ class Writer:
 
     def __init__(self, cluster: Cluster, clock: HybridClock, admission: Admission, reverse_wait_s: float) -> None:
         self.cluster, self.clock, self.reverse_wait_s = cluster, clock, reverse_wait_s
-        self._admission = admission
+        self.admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a rare detour of a write, and hold on to it."""
+    def spawn(self, run: _Run, work: Coroutine[Any, Any, None]) -> None:
+        """Take a rare detour with a write, and hold on to it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda ended: self._ended(run, ended))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: _Run, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug; the caller must not wait for it until his deadline.
             log.error("write.detour_failed", error=type(error).__name__, exc_info=error)
+            run.finish(BadItemError("a bug"))
 
     async def close(self) -> None:
         """Wait for what is still under way."""
@@ -349,7 +360,7 @@ class Writer:
         slots = self.cluster.topology.slots
         at = all_slots([write.source_id for write in writes], slots)
         peers = all_slots([write.destination_id for write in writes], slots)
-        group = _Group(len(writes), self._admission)
+        group = _Group(len(writes), self.admission)
         runs = group.runs = [
             _Run(self, group, index, write, slot, peer)
             for index, (write, slot, peer) in enumerate(zip(writes, at, peers, strict=True))

@@ -118,7 +118,7 @@ class Lane(Generic[ItemT]):
         self._wake = asyncio.Event()
         self._session: Session | None = None
         self._down = False
-        self._closing = self._renewed = False
+        self._closing = self._renewed = self._refused = False
         self._began: float | None = None
         self._task: asyncio.Task[None] | None = None
         self.changed: Callable[[bool], None] = lambda up: None
@@ -306,7 +306,9 @@ class Lane(Generic[ItemT]):
         finally:
             alarm.cancel()
             self._began = None
-        self._renewed = False
+        if self._refused:
+            log.info("lane.accepted", shard=self.shard)
+        self._renewed = self._refused = False
         self.stats.batches += 1
         self.stats.items += len(batch)
         self.stats.seconds += loop.time() - began
@@ -333,7 +335,10 @@ class Lane(Generic[ItemT]):
                 item.fail(ShardUnavailableError(self.shard, what="lost the connection"))
 
     def _refuse(self, batch: Sequence[ItemT], error: BaseException) -> None:
-        log.warning("lane.refused", shard=self.shard, error=type(error).__name__, items=len(batch))
+        if not self._refused:
+            # Once, and not for every batch that follows.
+            log.warning("lane.refused", shard=self.shard, sqlstate=_sqlstate(error), items=len(batch))
+        self._refused = True
         for item in batch:
             item.fail(ShardUnavailableError(self.shard, what="does not take this now"))
 

@@ -23,7 +23,7 @@ from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from graphd.edge import Version
-from graphd.errors import OverloadedError, ShardUnavailableError
+from graphd.errors import BadItemError, OverloadedError, ShardUnavailableError
 from graphd.operations import Outcome
 from graphd.storage.arrays import Int2s, Int8s
 from graphd.storage.carry import ReadItem, WriteLaneItem, carry_reads, carry_writes
@@ -36,6 +36,7 @@ from graphd.storage.connect import (
     check_shard,
     connect,
     conninfo_of,
+    is_refusal,
     set_up,
 )
 from graphd.storage.items import (
@@ -70,6 +71,9 @@ MAX_WAITING: Final = 20_000
 MAX_STRIKES: Final = 2_000
 STRIKE_IDLE_S: Final = 0.2
 """An idle lane strikes what has been delivered after this time."""
+
+STRIKE_MAX_S: Final = 10.0
+"""The longest pause between two tries to strike, while the shard takes no writes."""
 
 STATEMENT_MARGIN_S: Final = 0.5
 POOL_TIMEOUT_S: Final = 2.0
@@ -109,6 +113,7 @@ class Shard:
         self._conninfo, self._settings = conninfo, settings
         self._strikes: deque[tuple[int, UUID]] = deque()
         self._strike_timer: asyncio.TimerHandle | None = None
+        self._strike_pause_s = STRIKE_IDLE_S
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._cleaning: set[asyncio.Task[None]] = set()
         self.writes: Lane[WriteLaneItem] = Lane(
@@ -217,7 +222,8 @@ class Shard:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Connection]:
-        """A connection for one long question. Raises ShardUnavailableError, OverloadedError when none gets free in time."""
+        """A connection for one long question. Whatever goes wrong in it becomes a GraphdError: ShardUnavailableError, OverloadedError when
+        no connection gets free in time, BadItemError for what only a bug can cause."""
         pool = self._pool
         assert pool is not None, "started"
         try:
@@ -229,11 +235,19 @@ class Shard:
             if not self.up:
                 raise ShardUnavailableError(self.name) from error
             raise OverloadedError(f"shard {self.name}", POOL_RETRY_AFTER_S) from error
-        except psycopg.errors.QueryCanceled as error:
-            raise ShardUnavailableError(self.name, what="did not answer in time") from error
-        except psycopg.OperationalError as error:
-            log.info("session.failed", shard=self.name, error=type(error).__name__)
-            raise ShardUnavailableError(self.name) from error
+        except psycopg.Error as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # A cancelled session stops its statement and waits for its end; an error it ends with must not take the place of the
+                # cancellation, or whoever asked for it waits for ever.
+                raise asyncio.CancelledError from error
+            log.debug("session.failed", shard=self.name, error=type(error).__name__)
+            if is_refusal(error):
+                raise ShardUnavailableError(self.name, what="does not take this now") from error
+            if isinstance(error, psycopg.OperationalError):
+                raise ShardUnavailableError(self.name) from error
+            log.error("session.bad_question", shard=self.name, sqlstate=error.sqlstate)
+            raise BadItemError(error.sqlstate or "unknown") from error
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -242,9 +256,11 @@ class Shard:
         try:
             await carry_writes(session, batch, strikes)
         except BaseException:
-            # Rolled back, or of unknown fate: striking twice does no harm.
+            # Rolled back, or of unknown fate: striking twice does no harm. A shard that takes no writes is asked less and less often.
             self._strikes.extendleft(strikes)
+            self._strike_pause_s = min(STRIKE_MAX_S, 2 * self._strike_pause_s)
             raise
+        self._strike_pause_s = STRIKE_IDLE_S
 
     def write(self, item: WriteItem) -> None:
         """Queue an operation; raises as Lane.submit."""
@@ -260,14 +276,14 @@ class Shard:
             # Beyond that the shard has been away for long: the relay will find these delivered.
             self._strikes.append((slot, outbox_id))
         if self._strike_timer is None:
-            self._strike_timer = asyncio.get_running_loop().call_later(STRIKE_IDLE_S, self._strike_idle)
+            self._strike_timer = asyncio.get_running_loop().call_later(self._strike_pause_s, self._strike_idle)
 
     def _strike_idle(self) -> None:
         self._strike_timer = None
         if self._strikes and self.writes.up:
             if not self.writes.waiting:
                 self._nudge()
-            self._strike_timer = asyncio.get_running_loop().call_later(STRIKE_IDLE_S, self._strike_idle)
+            self._strike_timer = asyncio.get_running_loop().call_later(self._strike_pause_s, self._strike_idle)
 
     def _nudge(self) -> None:
         self.writes.submit(Nudge(), forced=True)
