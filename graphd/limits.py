@@ -38,6 +38,8 @@ MAX_KINDS: Final = 1_000
 MAX_AHEAD_US: Final = 5_000_000
 """How far a position may be ahead of now: nothing could ever be written over one further ahead."""
 
+AHEAD_RULE: Final = f"must not be more than {MAX_AHEAD_US // 1_000_000} s ahead of now (microseconds)"
+
 PURGE_HORIZON_US: Final = 30 * 24 * 3600 * 1_000_000
 """Tombstones are kept this long, so an older given write could bring back what was removed."""
 

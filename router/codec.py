@@ -14,6 +14,7 @@ from graphd import cursor as tokens
 from graphd.edge import Direction, Key, State, Version
 from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError
 from graphd.limits import (
+    AHEAD_RULE,
     DEFAULT_PAGE_SIZE,
     MAX_AHEAD_US,
     MAX_BATCH,
@@ -87,9 +88,7 @@ class Checker:
         if position < 1:
             raise OutOfRangeError(field, "must be 1 or more")
         if position > now_us + MAX_AHEAD_US:
-            raise OutOfRangeError(
-                field, f"must not be more than {MAX_AHEAD_US // 1_000_000} s ahead of now (microseconds)"
-            )
+            raise OutOfRangeError(field, AHEAD_RULE)
         if position < now_us - PURGE_HORIZON_US and not backfill:
             days = PURGE_HORIZON_US // 86_400_000_000
             raise OutOfRangeError(field, f"must not be older than {days} days unless backfill is set (microseconds)")

@@ -21,7 +21,15 @@ import structlog
 
 from graphd.clock import HybridClock
 from graphd.edge import State, Version
-from graphd.errors import BadItemError, DeadlineError, GraphdError, OverloadedError, RequestIdReusedError
+from graphd.errors import (
+    BadItemError,
+    DeadlineError,
+    GraphdError,
+    OutOfRangeError,
+    OverloadedError,
+    RequestIdReusedError,
+)
+from graphd.limits import AHEAD_RULE
 from graphd.operations import (
     Outcome,
     decide_given,
@@ -167,6 +175,9 @@ class _Run:
             self.writer.spawn(self, self._again())
         elif answer.remembered is not None:
             self._duplicate(item, answer)
+        elif answer.ahead:
+            # The router's clock let it pass, the shard's does not.
+            self.finish(OutOfRangeError("position", AHEAD_RULE))
         elif answer.version is None:
             self.writer.spawn(self, self._explain(item))
         else:

@@ -137,7 +137,7 @@ def _settle_writes(rows: Sequence[TupleRow], writes: Sequence[WriteItem], versio
 def _answer(row: TupleRow) -> Answer:
     (
         _, owned, position, state, since, old_position, old_state, old_since, outbox_id,
-        fingerprint, outcome, r_position, r_state, r_since,
+        fingerprint, outcome, r_position, r_state, r_since, ahead,
     ) = row  # fmt: skip
     if not owned:
         return Answer(False)
@@ -145,7 +145,7 @@ def _answer(row: TupleRow) -> Answer:
         version = Version(r_position, r_state, r_since) if r_position is not None else None
         return Answer(True, remembered=Remembered(fingerprint, Outcome(outcome), version))
     if position is None:
-        return Answer(True)
+        return Answer(True, ahead=ahead)
     before = Version(old_position, old_state, old_since) if old_position else None
     return Answer(True, Version(position, state, since), before, outbox_id)
 

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     `owned` False: the slot is not here, nothing was done. `remembered`: answered from a receipt, nothing was done. Else `version` is
     stored now, having replaced `before`; `outbox_id` is set when the reverse half is owed to another shard. `version` None: the
-    operation changed nothing (refused or stale), and must be read again to say why.
+    operation changed nothing (refused or stale), and must be read again to say why; or a given position was `ahead` of the shard's clock.
     """
 
     owned: bool
@@ -48,6 +48,7 @@ class Answer(NamedTuple):
     before: Version | None = None
     outbox_id: UUID | None = None
     remembered: Remembered | None = None
+    ahead: bool = False
 
 
 @dataclass(slots=True, eq=False)

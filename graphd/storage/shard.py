@@ -201,7 +201,8 @@ class Shard:
 
         return AsyncConnectionPool(
             conninfo_of(self._conninfo, f"{self._settings.application} set"),
-            kwargs={"autocommit": True, "prepare_threshold": 0 if self._settings.prepare else None},
+            # Nothing is prepared here: plans are made anew each time anyway, and what is not prepared cannot be forgotten.
+            kwargs={"autocommit": True, "prepare_threshold": None},
             configure=configure,
             check=check,
             min_size=0,

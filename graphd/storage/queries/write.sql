@@ -13,7 +13,8 @@ WITH clock AS MATERIALIZED (
 ),
 
 asked AS MATERIALIZED (
-    -- A live stamp is held to this server's clock, so that a router ahead of the time cannot push edges into the future.
+    -- A live stamp is held to this server's clock, so that a router ahead of the time cannot push edges into the future; a given
+    -- position beyond it is not written at all.
     SELECT
         a.item, a.source_id, a.kind, a.slot, a.destination_id, a.peer_slot, a.operation,
         CASE WHEN a.operation > %(given)s::smallint THEN a.stamp ELSE least(a.stamp, (SELECT held FROM clock)) END AS stamp,
@@ -21,6 +22,7 @@ asked AS MATERIALIZED (
             WHEN a.operation > %(given)s::smallint THEN (%(given_states)s::smallint[])[a.operation - %(given)s::smallint]
             ELSE (%(transitions)s::smallint[])[a.operation][1]
         END AS first_state,
+        a.operation > %(given)s::smallint AND a.stamp > (SELECT held FROM clock) AS ahead,
         mine.slot IS NOT NULL AS owned,
         peer.slot IS NOT NULL AS peer_owned,
         r.fingerprint, r.outcome, r.position AS r_position, r.state AS r_state, r.since AS r_since
@@ -49,7 +51,7 @@ decided AS (
         source_id, destination_id, CASE WHEN first_state > 0 THEN stamp ELSE 0 END, stamp, slot, kind,
         CASE WHEN first_state > 0 THEN first_state ELSE 6 END, operation
     FROM asked
-    WHERE owned AND fingerprint IS NULL
+    WHERE owned AND NOT ahead AND fingerprint IS NULL
     ORDER BY source_id, kind, slot, destination_id
     ON CONFLICT (owner_id, kind, slot, neighbor_id) DO UPDATE SET
         position = CASE
@@ -183,8 +185,8 @@ struck AS (
 SELECT
     a.item, a.owned,
     t.position, t.state, t.since, t.old_position, t.old_state, t.old_since, t.outbox_id,
-    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since
+    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since, a.ahead
 FROM asked AS a LEFT JOIN told AS t ON t.item = a.item
 UNION ALL
 -- One row for all reverse versions: the items whose slot is owned here.
-SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM arrived WHERE owned;
+SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM arrived WHERE owned;
