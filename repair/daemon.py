@@ -17,7 +17,7 @@ from graphd.observe import Observer, split_listen
 from graphd.storage.cluster import Cluster
 from graphd.storage.outbox import Backlog, Outbox
 from graphd.storage.shard import Shard, ShardSettings
-from repair.relay import Relay
+from repair.relay import Relay, goes_on
 
 log = structlog.get_logger()
 
@@ -109,7 +109,7 @@ class Daemon:
 
     async def _measure(self, shard: Shard) -> None:
         outbox = Outbox(shard)
-        while True:
+        while goes_on():
             try:
                 self._metrics.backlogs[shard.name] = await outbox.backlog()
             except GraphdError as error:
@@ -120,7 +120,7 @@ class Daemon:
 
     async def _sweep(self, shard: Shard) -> None:
         outbox = Outbox(shard)
-        while True:
+        while goes_on():
             pause_s = SWEEP_EVERY_S
             try:
                 swept = await outbox.sweep_receipts(SWEEP_ROWS)

@@ -40,6 +40,15 @@ class RelayStats:
     parked: int = 0
 
 
+def goes_on() -> bool:
+    """True while this task is not being cancelled. A loop asks it, because a cancellation can be lost on the way: what a pool or a driver
+    does on being cancelled may fail by itself, and its error then takes the cancellation's place."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return True
+
+
 def backoff_s(attempts: int) -> float:
     """Pause after the n-th failed attempt: doubling, RELAY_BACKOFF_MAX_S at most."""
     return float(min(RELAY_BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 10)))
@@ -66,7 +75,7 @@ class Relay:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
+        while goes_on():
             try:
                 leased = await self.once()
             except GraphdError as error:

@@ -80,6 +80,7 @@ class Session:
         self._results: list[pq.abc.PGresult] = []
         self._error: psycopg.Error | None = None
         self.broken = False
+        self._watching = True
         self._pgconn.nonblocking = 1
         self._pgconn.enter_pipeline_mode()
         self._loop.add_reader(self._fd, self._readable)
@@ -152,6 +153,11 @@ class Session:
                     return
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     self._error = self._error or error_from_result(result)
+                    if result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC"):
+                        # The server's last word. The end of the stream may never be told: after a reset libuv calls a reader once
+                        # and then forgets it.
+                        self._fail(self._error)
+                        return
                 elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
                     self._results.append(result)
         except psycopg.Error as error:
@@ -184,6 +190,10 @@ class Session:
             self._lost()
 
     def _unwatch(self) -> None:
+        """Once: the descriptor's number may soon be another session's."""
+        if not self._watching:
+            return
+        self._watching = False
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
 

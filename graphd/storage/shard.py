@@ -115,6 +115,7 @@ class Shard:
         self._strike_timer: asyncio.TimerHandle | None = None
         self._strike_pause_s = STRIKE_IDLE_S
         self._pool: AsyncConnectionPool[Connection] | None = None
+        self._pool_up = True
         self._cleaning: set[asyncio.Task[None]] = set()
         self.writes: Lane[WriteLaneItem] = Lane(
             self.name,
@@ -213,12 +214,15 @@ class Shard:
         )
 
     def _lane_changed(self, up: bool) -> None:
-        if not up and self._pool is not None:
-            # Its connections are dead too, and its pauses between tries grow long: begin anew.
-            task = asyncio.ensure_future(self._pool.close())
-            self._cleaning.add(task)
-            task.add_done_callback(self._cleaning.discard)
-            self._pool = self._new_pool()
+        # When the shard goes, the pool's connections are dead; when it comes back, the pool may be deep in its own pauses between tries,
+        # which grow to a minute. Either way: begin anew.
+        if up is not self._pool_up:
+            self._pool_up = up
+            if self._pool is not None:
+                task = asyncio.ensure_future(self._pool.close())
+                self._cleaning.add(task)
+                task.add_done_callback(self._cleaning.discard)
+                self._pool = self._new_pool()
         self.changed()
 
     @asynccontextmanager

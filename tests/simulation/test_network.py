@@ -181,3 +181,23 @@ async def test_a_relay_whose_session_falls_silent_goes_on(site: Site) -> None:
         proxy.forget()
         await settled(site.databases, 25)
     audit(site.databases)
+
+
+async def test_a_relay_whose_idle_sessions_fall_silent_goes_on(site: Site) -> None:
+    """Sessions that wait in a pool are asked whether they are well before they are used: that question too may stay unanswered."""
+    ada, bo = site.accounts("s1", 1)[0], site.accounts("s2", 1)[0]
+    async with site.one_router() as (_, stub):
+        with site.proxies["s2"].being(Mode.CUT):
+            assert (await follow(stub, ada, bo)).reverse_pending
+    site.databases.do("UPDATE outbox SET due = now() + interval '1 hour'")
+    with site.relay() as relay:
+        await eventually(
+            lambda: asyncio.to_thread(relay.reaches, site.databases.names), 10, "the relay reaches every shard"
+        )
+        proxy = site.proxies["s1"]
+        proxy.set(Mode.HOLD)
+        await asyncio.sleep(3)
+        proxy.forget()
+        site.databases.do("UPDATE outbox SET due = now()")
+        await settled(site.databases, 30)
+    audit(site.databases)
