@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
 from graphd import logs
 from graphd.config import Config, load, unknown_variables
 from graphd.errors import CatalogUnavailableError, ConfigError, StartError
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Misuse is one line, as with `graphd`, and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print it and end."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 def run_process(

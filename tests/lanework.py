@@ -14,7 +14,7 @@ from graphd.placement import slot_of
 from graphd.storage.carry import carry_writes
 from graphd.storage.connect import LANE_SETTINGS, connect
 from graphd.storage.items import Answer, Receipt, ReverseItem, WriteItem
-from graphd.storage.session import Session
+from graphd.storage.session import Backend, Session
 from tests.databases import Databases
 
 FOLLOW_KIND = 1
@@ -140,6 +140,8 @@ async def open_shards(databases: Databases) -> AsyncIterator[Shards]:
         sessions = {}
         for name, conninfo in databases.conninfo.items():
             connection = await connect(conninfo, "test lane", LANE_SETTINGS)
-            sessions[name] = Session(connection, prepare=True, lost=lambda: None)
+            sessions[name] = Session(
+                connection, Backend(connection.info.backend_pid, "now"), prepare=True, lost=lambda: None
+            )
             stack.push_async_callback(sessions[name].close)
         yield Shards(databases, sessions)

@@ -1,3 +1,5 @@
+import sys
+
 from graphd.cli import main
 
-main()
+sys.exit(main())

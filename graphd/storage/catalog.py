@@ -147,7 +147,9 @@ class CatalogWatch:
             self._told(False, error)
             return False
         self._told(True)
-        if view.topology.epoch > self.view.topology.epoch:
+        if view.topology.epoch != self.view.topology.epoch:
+            if view.topology.epoch < self.view.topology.epoch:
+                log.warning("topology.went_back", epoch=view.topology.epoch, hint="was the catalog restored?")
             log.info("topology.changed", epoch=view.topology.epoch)
             self.view = view
             self.changed(view)
@@ -184,5 +186,5 @@ class CatalogWatch:
             with answers_within(connection, TIMEOUT_S):
                 cursor = await connection.execute(statement("catalog", "epoch"), prepare=False)
                 row = await cursor.fetchone()
-            if row is not None and row[0] > self.view.topology.epoch:
+            if row is not None and row[0] != self.view.topology.epoch:
                 await self._refresh()

@@ -28,7 +28,7 @@ import structlog
 
 from graphd.errors import BadItemError, GraphdError, OverloadedError, SchemaError, ShardUnavailableError
 from graphd.storage.connect import is_refusal
-from graphd.storage.session import Session
+from graphd.storage.session import Backend, Session
 
 log = structlog.get_logger()
 
@@ -41,6 +41,9 @@ FULL_PATIENCE_FROM: Final = 32
 
 It must begin with the second call already: a router that flushes for each call is so busy with it that it never sees many calls at
 once, whatever waits before its door (64 callers showed as 3 in flight, at half the throughput)."""
+
+END_TIMEOUT_S: Final = 0.5
+"""How long a new session waits until the server process of the one before it is gone."""
 
 NEW_SHARE: Final = 0.25
 """The part of a batch that work already begun leaves to new work."""
@@ -120,6 +123,7 @@ class Lane(Generic[ItemT]):
         self._down = False
         self._closing = self._renewed = self._refused = False
         self._began: float | None = None
+        self._given_up: Backend | None = None
         self._task: asyncio.Task[None] | None = None
         self.changed: Callable[[bool], None] = lambda up: None
 
@@ -220,11 +224,34 @@ class Lane(Generic[ItemT]):
             self._down = True
             self._fail_waiting("is not reachable")
             return False
+        if not await self._end_given_up():
+            return False
         if self._down or self.stats.connects:
             log.info("lane.up", shard=self.shard)
         self.stats.connects += 1
         self._down = False
         self.changed(True)
+        return True
+
+    async def _end_given_up(self) -> bool:
+        """Before anything is sent on a new session: the old one's server process may not have run its last batch yet, and must never run
+        it after what is sent now. False when the new session is lost over it."""
+        session, given_up = self._session, self._given_up
+        if given_up is None:
+            return True
+        assert session is not None
+        alarm = asyncio.get_running_loop().call_later(self._timeout_s, session.abort)
+        try:
+            if not await session.end(given_up, END_TIMEOUT_S):
+                # Told to end, but stopped: it ends as soon as it goes on, before it reads another byte.
+                log.warning("lane.backend_stays", shard=self.shard)
+        except psycopg.Error as error:
+            log.warning("lane.lost", shard=self.shard, error=type(error).__name__, items=0)
+            await self._drop()
+            return False
+        finally:
+            alarm.cancel()
+        self._given_up = None
         return True
 
     async def _drop(self) -> None:
@@ -317,6 +344,8 @@ class Lane(Generic[ItemT]):
         """The connection broke with a batch on it: what it did is not known."""
         log.warning("lane.lost", shard=self.shard, error=type(error).__name__, items=len(batch))
         self.stats.unknown += 1
+        if self._writes and self._session is not None:
+            self._given_up = self._session.backend
         await self._drop()
         if self._writes:
             for item in batch:

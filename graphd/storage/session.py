@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import AsyncConnection, pq
@@ -65,11 +65,30 @@ def prepared(file: str, name: str, table: str | None = None) -> Prepared:
     return Prepared("_".join(filter(None, (file, name, table))).encode(), text, tuple(names))
 
 
+class Backend(NamedTuple):
+    """A server process: its id, and when it started, since ids are used again."""
+
+    pid: int
+    started: str
+
+
+IDENTIFY: Final = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+_END: Final = Prepared(
+    b"end_backend",
+    b"SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a"
+    b" WHERE a.pid = $1::integer AND a.backend_start = $2::timestamptz",
+    ("pid", "started"),
+)
+
+
 class Session:
     """One connection in pipeline mode. Not for two flushes at once. `lost` is called once, when it dies while idle."""
 
-    def __init__(self, connection: AsyncConnection[TupleRow], *, prepare: bool, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: AsyncConnection[TupleRow], backend: Backend, *, prepare: bool, lost: Callable[[], None]
+    ) -> None:
         self._connection = connection
+        self.backend = backend
         self._pgconn = connection.pgconn
         self._transformer = Transformer(connection)
         self._prepare, self._lost = prepare, lost
@@ -196,6 +215,18 @@ class Session:
         self._watching = False
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
+
+    async def end(self, backend: Backend, timeout_s: float) -> bool:
+        """End the server process of a session that was given up; answers whether it is gone. It may hold a batch that it has not run
+        yet, and would run it after the writes that come next."""
+        deadline = self._loop.time() + timeout_s
+        while True:
+            [found] = await self.run(((_END, {"pid": backend.pid, "started": backend.started}),))
+            if not found:
+                return True
+            if self._loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.01)
 
     def abort(self) -> None:
         """Give the connection up at once, whatever it is doing: a flush under way fails as lost."""

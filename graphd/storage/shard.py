@@ -55,7 +55,7 @@ from graphd.storage.items import (
 from graphd.storage.lanes import Lane
 from graphd.storage.queries import statement
 from graphd.storage.schema import check_schema
-from graphd.storage.session import Session
+from graphd.storage.session import IDENTIFY, Backend, Session
 
 log = structlog.get_logger()
 
@@ -184,7 +184,9 @@ class Shard:
             with answers_within(connection, self._settings.lane_timeout_s):
                 await check_schema(connection, "shard")
                 await check_shard(connection, self.identity)
-            return Session(connection, prepare=self._settings.prepare, lost=lost)
+                cursor = await connection.execute(IDENTIFY)
+                pid, started = await cursor.fetchone() or (0, "")
+            return Session(connection, Backend(pid, started), prepare=self._settings.prepare, lost=lost)
         except BaseException:
             await connection.close()
             raise

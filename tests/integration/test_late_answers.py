@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -73,6 +75,37 @@ async def test_calls_past_their_deadline_give_their_places_back(databases: Datab
     assert isinstance(settled, WriteOutcome)
     assert not settled.reverse_pending
     assert not any(writer.admission.waiting().values())
+
+
+async def test_a_batch_that_was_given_up_is_never_run_after_what_came_later(databases: Databases) -> None:
+    cluster = await Cluster.open(databases.config, ShardSettings(application="stopped", lane_timeout_s=1.0))
+    writer = Writer(cluster, HybridClock(), Admission(10), reverse_wait_s=5.0)
+    source, destination = account(databases, "s1", 110), account(databases, "s1", 111)
+    unfollow = Write(Operation.UNFOLLOW, source, destination, cluster.topology.kind(""))
+    with databases.connect("s1") as connection:
+        await eventually(lambda: all(shard.up for shard in cluster.shards.values()), 10, "the lanes are connected")
+        assert isinstance(await write(writer, follow(writer, source, destination)), WriteOutcome)
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'stopped write'"
+        [(pid,)] = connection.execute(query).fetchall()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            lost = await write(writer, follow(writer, source, destination))
+            assert isinstance(lost, ShardUnavailableError)
+            assert lost.kept
+            settled = await write(writer, unfollow)
+            assert isinstance(settled, WriteOutcome)
+            assert settled.outcome is Outcome.APPLIED
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await eventually(
+            lambda: (pid,) not in connection.execute(query).fetchall(), 10, "the old server process is gone"
+        )
+        stored = connection.execute(
+            "SELECT position, state, since FROM forward WHERE owner_id = %s AND neighbor_id = %s", (source, destination)
+        ).fetchall()
+    assert stored == [settled.version]
+    await writer.close()
+    await cluster.close()
 
 
 async def test_a_duplicate_says_whether_the_reverse_half_is_there(databases: Databases, writer: Writer) -> None:

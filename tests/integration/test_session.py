@@ -12,7 +12,7 @@ import pytest_asyncio
 from graphd.storage import session as sessions
 from graphd.storage.arrays import Int2s
 from graphd.storage.connect import connect
-from graphd.storage.session import Prepared, Session, prepared
+from graphd.storage.session import IDENTIFY, Backend, Prepared, Session, prepared
 from tests.databases import Databases
 
 DIVIDE = Prepared(b"divide", b"SELECT 1 / $1::integer", ("by",))
@@ -37,7 +37,10 @@ async def lost() -> Lost:
 @pytest_asyncio.fixture(loop_scope="session", params=[True, False], ids=["prepared", "unprepared"])
 async def session(request: pytest.FixtureRequest, databases: Databases, lost: Lost) -> AsyncIterator[Session]:
     connection = await connect(databases.conninfo["s1"], "test")
-    made = Session(connection, prepare=request.param, lost=lost)
+    cursor = await connection.execute(IDENTIFY)
+    row = await cursor.fetchone()
+    assert row is not None
+    made = Session(connection, Backend(*row), prepare=request.param, lost=lost)
     yield made
     await made.close()
 
@@ -99,6 +102,21 @@ async def test_a_backend_killed_under_a_flush_leaves_its_fate_unknown(session: S
     with pytest.raises(psycopg.OperationalError):
         await sleeping
     assert session.broken
+
+
+async def test_the_server_process_of_another_session_is_ended(session: Session, databases: Databases) -> None:
+    other = await connect(databases.conninfo["s1"], "test")
+    cursor = await other.execute(IDENTIFY)
+    row = await cursor.fetchone()
+    assert row is not None
+    assert await session.end(Backend(row[0], "2000-01-01 00:00:00+00"), 5), (
+        "another process of that number is left alone"
+    )
+    await other.execute("SELECT 1")
+    assert await session.end(Backend(*row), 5)
+    with pytest.raises(psycopg.OperationalError):
+        await other.execute("SELECT 1")
+    await other.close()
 
 
 def test_placeholders_are_numbered_in_the_order_of_their_first_use() -> None:

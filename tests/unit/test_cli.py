@@ -7,14 +7,19 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from graphd.cli import main
 from graphd.cli.app import app
 from graphd.cli.common import MisuseError, account, find_config, moment, reachable
 from graphd.devcluster.plan import DevClusterError
 from graphd.devcluster.processes import free_port
+from repair import __main__ as repair
+from router import __main__ as router
 
 COMMANDS = [
     ["edge", "get"],
@@ -68,9 +73,7 @@ def test_every_command_has_help_with_examples(command: list[str]) -> None:
 
 @pytest.mark.parametrize("command", [[], ["edge", "get"], ["topology"], ["config", "check"]], ids=" ".join)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
-    code = (
-        "import sys; from graphd.cli.app import app; app(standalone_mode=False); print(*sys.modules, file=sys.stderr)"
-    )
+    code = "import sys; from graphd.cli import main; main(); print(*sys.modules, file=sys.stderr)"
     arguments = [sys.executable, "-c", code, *command, "--help"]
     times_s = []
     for _ in range(3):
@@ -85,6 +88,104 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
 
 def test_the_version() -> None:
     assert graphd("--version").stdout.startswith("graphd 0.")
+
+
+# Misuse
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["edge", "follow", "1"], "graphd edge follow: Missing argument 'B'; see graphd edge follow --help"),
+        (["nope"], "graphd: No such command 'nope'; see graphd --help"),
+        (
+            ["edge", "folow"],
+            "graphd edge: No such command 'folow'. Did you mean 'follow', 'unfollow'? See graphd edge --help",
+        ),
+        (["topology", "7"], "graphd topology: Got unexpected extra argument(s) (7); see graphd topology --help"),
+        (["--nope"], "graphd: No such option: --nope; see graphd --help"),
+        (["topology", "--data"], "graphd: Option '--data' requires an argument"),
+        (
+            ["import", "f", "--on-error", "shrug\nit off"],
+            "graphd import: Invalid value for '--on-error': 'shrug\\nit off' is not one of 'skip', 'stop'; see graphd import --help",
+        ),
+        (["dev", "up", "--shards", "0", "--data", "/nowhere"], "graphd dev: --shards 0: must be 1 to 16"),
+        (["degrees", "ada"], "graphd: A 'ada': must be an account id, a whole number from 0 to 9223372036854775807"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misuse_is_one_line_and_exit_2(
+    arguments: list[str], said: str, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHD_CONFIG", str(config))
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", f"{said}\n")
+
+
+def test_misuse_is_told_without_the_words_of_pydantic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["edge", "follow", "1", "2", "--position", "now"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("graphd edge follow: Invalid value for '--position': must be a valid integer")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("group", [[], ["edge"], ["list"], ["dev"], ["config"]], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(group) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"Usage: {' '.join(['graphd', *group])} [OPTIONS] COMMAND")
+
+
+def test_other_exit_statuses_survive(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert main(["config", "check", "--offline", "--config", str(config)]) == 0
+    assert main(["degrees", "7"]) == 1
+    assert main(["degrees", "7", "--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_interrupted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    def given_up(*arguments: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("graphd.cli.operate.load_config", interrupted)
+    assert main(["topology"]) == 130
+    monkeypatch.setattr("graphd.cli.operate.load_config", given_up)
+    assert main(["topology"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        (router, [], "graphd-router: the following arguments are required: --config; see graphd-router --help"),
+        (
+            router,
+            ["--config", "x", "--workers", "0"],
+            "graphd-router: --workers must be 1 to 64; see graphd-router --help",
+        ),
+        (
+            repair,
+            ["run"],
+            "graphd-repair run: the following arguments are required: --config; see graphd-repair run --help",
+        ),
+        (
+            repair,
+            ["run", "--config", "x", "now"],
+            "graphd-repair: unrecognized arguments: now; see graphd-repair --help",
+        ),
+    ],
+    ids=["none", "workers", "run", "more"],
+)
+def test_misuse_of_a_process_is_one_line_and_exit_2(
+    module: ModuleType, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        module.main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr() == ("", f"{said}\n")
 
 
 # Ids

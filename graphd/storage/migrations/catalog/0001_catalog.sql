@@ -21,8 +21,8 @@ CREATE TABLE slots (
 );
 
 CREATE TABLE kinds (
-    number smallint PRIMARY KEY,
-    name text NOT NULL UNIQUE,
+    number smallint PRIMARY KEY CHECK (number > 0),
+    name text NOT NULL UNIQUE CHECK (name ~ '^[a-z][a-z0-9_-]{0,31}$'),
     allow_self boolean NOT NULL DEFAULT false,
     max_out_degree bigint NOT NULL DEFAULT 0 CHECK (max_out_degree >= 0)
 );
