@@ -245,6 +245,8 @@ class Lane(Generic[ItemT]):
             if not await session.end(given_up, END_TIMEOUT_S):
                 # Told to end, but stopped: it ends as soon as it goes on, before it reads another byte.
                 log.warning("lane.backend_stays", shard=self.shard)
+        except psycopg.errors.InsufficientPrivilege:
+            log.warning("lane.backend_stays", shard=self.shard, hint="the role may not end its own old session")
         except psycopg.Error as error:
             log.warning("lane.lost", shard=self.shard, error=type(error).__name__, items=0)
             await self._drop()
@@ -348,8 +350,13 @@ class Lane(Generic[ItemT]):
             self._given_up = self._session.backend
         await self._drop()
         if self._writes:
+            # Who hears that a write may have been kept may at once write something else, through another router too: first the old
+            # server process has to be gone, if that can be had in a moment.
+            opening = asyncio.ensure_future(self._open())
+            await asyncio.wait((opening,), timeout=2 * END_TIMEOUT_S)
             for item in batch:
                 item.fail(ShardUnavailableError(self.shard, kept=True, what="lost the connection"))
+            await opening
             return
         if not await self._open():
             for item in batch:

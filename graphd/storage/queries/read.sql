@@ -93,9 +93,14 @@ GROUP BY s.slot, s.owned
 ORDER BY s.slot;
 
 -- name: summary
--- What a shard holds, cheaply: estimated halves, bytes on disk, and how much is owed to others since when.
+-- What a shard holds, cheaply: estimated halves, bytes on disk, and how much is owed to others since when. Two estimates of the halves,
+-- neither of which is ever much too high: reltuples is 0 until the first analyze, and n_live_tup begins at 0 again after a crash.
 SELECT
-    (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class AS c WHERE c.oid IN ('forward'::regclass, 'reverse'::regclass)),
+    (
+        SELECT coalesce(sum(greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0)), 0)::bigint
+        FROM pg_class AS c
+        WHERE c.oid IN ('forward'::regclass, 'reverse'::regclass)
+    ),
     (
         SELECT sum(pg_total_relation_size(c.oid))::bigint
         FROM pg_class AS c
