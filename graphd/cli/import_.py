@@ -135,10 +135,12 @@ def _failures() -> Iterator[None]:
 
 
 def _refuse_formats(name: str, map_: Path | None) -> None:
-    if name in {"graphd", "mastodon"} or map_ is not None:
-        raise MisuseError(f"--{'map' if name == 'edges' else f'format {name}'}: not offered by this release; edges is")
+    if name in {"graphd", "mastodon"}:
+        raise MisuseError(f"--format {name}: not offered by this release; edges is")
     if name != "edges":
         raise MisuseError(f"--format: must be edges, not {name!r}")
+    if map_ is not None:
+        raise MisuseError("--map: belongs to --format mastodon, which is not offered by this release")
 
 
 @contextmanager

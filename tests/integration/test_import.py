@@ -306,6 +306,7 @@ def test_overlapping_files_kinds_and_limits(databases: Databases, config: Path, 
     ("options", "words"),
     [
         (["--format", "mastodon"], "--format mastodon: not offered by this release"),
+        (["--map", "m"], "--map: belongs to --format mastodon, which is not offered by this release\n"),
         (["--format", "csv"], "--format: must be edges"),
         (["--columns", "source"], "--columns: must name source and destination"),
         (["--position", "0"], "--position: must be microseconds"),
