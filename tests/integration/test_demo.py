@@ -96,6 +96,7 @@ def test_a_signal_leaves_nothing_behind(temp: Path, when: str, number: signal.Si
 
 
 PATCHED = """
+import sys
 from graphd.cli.demo import outage, storm, walk
 from graphd.errors import GraphdError
 
@@ -107,7 +108,7 @@ async def nothing(*arguments):
 
 walk.show, storm.show, outage.show = calls, nothing, nothing
 from graphd.cli import main
-main()
+sys.exit(main())
 """
 
 
