@@ -41,7 +41,7 @@ _CHANGING: Final = (
     (re.compile(r"\b1[6-9]\d{14}\b"), "<position>"),
     (re.compile(r"'AQ[\w-]{10,}'"), "'<token>'"),
     # Estimated halves and bytes on disk.
-    (re.compile(r"^(s\d  yes +\d+) +\d+ +\d+ ", re.MULTILINE), r"\1 <size> "),
+    (re.compile(r"^(s\d +yes +\d+) +\d+ +\d+ ", re.MULTILINE), r"\1 <size> "),
 )
 
 

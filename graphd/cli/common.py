@@ -170,10 +170,10 @@ def print_json(value: object) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns: numbers to the right, words to the left."""
-    lines = [[str(cell) for cell in row] for row in rows]
+    """Aligned columns: numbers to the right, words to the left; None is an unknown number."""
+    lines = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(head), *lines]) for i in range(len(head))]
-    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
+    right = [bool(rows) and all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(head))]
     for line in [list(head), *lines]:
         cells = (f"{cell:>{w}}" if r else f"{cell:<{w}}" for cell, w, r in zip(line, widths, right, strict=True))
         print("  ".join(cells).rstrip())

@@ -61,7 +61,10 @@ def where(
 
 
 def topology(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Show the shards, which slots each holds, whether it serves and what it owes, and the kinds of edges."""
+    """Show the shards, which slots each holds, whether it serves and what it owes, and the kinds of edges.
+
+    What a shard that does not serve holds and owes is unknown: a dash, in JSON null.
+    """
     with spoken_errors():
         settings = load_config(config, data).router
 
@@ -82,10 +85,7 @@ def topology(config: ConfigOption = None, data: DataOption = None, as_json: Json
                 shard.name,
                 "yes" if shard.serving else "NO",
                 shard.slots,
-                shard.halves,
-                shard.bytes,
-                shard.outbox_length,
-                round(shard.outbox_age_s, 1),
+                *_figures(shard).values(),
                 ", ".join(f"{first}-{last}" for first, last in _ranges(laid_out.owners, shard.name)),
             )
             for shard in shards
@@ -227,6 +227,17 @@ def _ranges(owners: tuple[str, ...], shard: str) -> list[tuple[int, int]]:
     return ranges
 
 
+def _figures(shard: "ShardInfo") -> dict[str, float | None]:
+    """What only a shard that serves can tell."""
+    figures: dict[str, float | None] = {
+        "halves": shard.halves,
+        "bytes": shard.bytes,
+        "outbox_length": shard.outbox_length,
+        "outbox_age_s": round(shard.outbox_age_s, 1),
+    }
+    return figures if shard.serving else dict.fromkeys(figures)
+
+
 def _topology_json(laid_out: "TopologyInfo", shards: "list[ShardInfo]") -> dict[str, Any]:
     return {
         "epoch": laid_out.epoch,
@@ -236,10 +247,7 @@ def _topology_json(laid_out: "TopologyInfo", shards: "list[ShardInfo]") -> dict[
                 "name": shard.name,
                 "serving": shard.serving,
                 "slots": shard.slots,
-                "halves": shard.halves,
-                "bytes": shard.bytes,
-                "outbox_length": shard.outbox_length,
-                "outbox_age_s": shard.outbox_age_s,
+                **_figures(shard),
             }
             for shard in shards
         ],

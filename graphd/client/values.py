@@ -152,7 +152,8 @@ class TopologyInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard: whether the router reaches it, what it holds (estimated halves, bytes on disk), and what it owes to others."""
+    """One shard: whether the router reaches it, what it holds (about how many halves, bytes on disk), and what it owes to others.
+    The last four are 0 while it does not serve, since nobody knows them."""
 
     name: str
     serving: bool

@@ -171,13 +171,13 @@ class Shard(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     serving: _builtins.bool
-    """Whether the router reaches it now."""
+    """Whether the router reaches it now. While it does not, all figures below but `slots` are unknown, and 0."""
     slots: _builtins.int
     outbox_length: _builtins.int
     """Outbox rows that wait for another shard, and the age of the oldest."""
     outbox_age_s: _builtins.float
     halves: _builtins.int
-    """Estimated rows, and bytes on disk of tables and indexes."""
+    """About how many rows (an estimate, which follows writes by seconds), and bytes on disk of tables and indexes."""
     bytes: _builtins.int
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from graphd.cli.app import app
 from graphd.placement import slot_of
 from tests.databases import Databases
 from tests.routers import RouterProcess
+from tests.waiting import wait_for
 
 ADA, BO, CY = 0, 9_007_199_254_740_993, 2**63 - 1
 
@@ -119,6 +121,18 @@ def test_where_things_are(graphd: Graphd, databases: Databases) -> None:
         {"first": 32, "last": 63, "shard": "s2"},
     ]
     assert "0-31" in graphd.run("topology").stdout
+
+
+def test_the_halves_of_an_import_are_seen_soon(graphd: Graphd, tmp_path: Path) -> None:
+    def halves() -> int:
+        return sum(shard["halves"] for shard in graphd.read("topology")["shards"])
+
+    before = halves()
+    file = tmp_path / "edges.txt"
+    file.write_text("".join(f"{source} {source + 1}\n" for source in range(100_000, 103_000)))
+    graphd.run("import", file)
+    # An estimate, which other tests' writes may raise and an analyze in between may correct a little.
+    wait_for(lambda: halves() >= before + 5_000, what="the halves are counted")
 
 
 def test_setting_up_again_changes_nothing(graphd: Graphd) -> None:

@@ -6,6 +6,8 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +18,8 @@ from typer.testing import CliRunner, Result
 from graphd.cli import main
 from graphd.cli.app import app
 from graphd.cli.common import MisuseError, account, find_config, moment, reachable
+from graphd.client import KindInfo, ShardInfo, TopologyInfo
+from graphd.config import RouterConfig
 from graphd.devcluster.plan import DevClusterError
 from graphd.devcluster.processes import free_port
 from repair import __main__ as repair
@@ -302,6 +306,47 @@ def test_databases_that_do_not_answer(config: Path) -> None:
     assert databases["catalog"] == databases["s1"] == "does not answer: check its conninfo, and that the server runs"
     assert databases["s2"].startswith("the conninfo is not one")
     assert SECRET not in result.output
+
+
+# What is told of a shard
+
+
+@pytest.fixture
+def one_shard_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Admin:
+        async def get_topology(self) -> TopologyInfo:
+            return TopologyInfo(3, ("s1", "s2"), ("s1", "s2"), (KindInfo("follow", False, 0),))
+
+        async def list_shards(self) -> list[ShardInfo]:
+            return [ShardInfo("s1", True, 1, 2, 3.21, 400, 5_000), ShardInfo("s2", False, 1, 0, 0.0, 0, 0)]
+
+    @asynccontextmanager
+    async def admin_of(settings: RouterConfig) -> AsyncIterator[Admin]:
+        yield Admin()
+
+    monkeypatch.setattr("graphd.cli.operate.admin_of", admin_of)
+
+
+@pytest.mark.usefixtures("one_shard_down")
+def test_what_nobody_knows_is_not_shown_as_0(config: Path) -> None:
+    result = graphd("topology", "--config", str(config))
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, [line.split() for line in lines[3:5]]) == (
+        0,
+        [
+            ["s1", "yes", "1", "400", "5000", "2", "3.2", "0-0"],
+            ["s2", "NO", "1", "-", "-", "-", "-", "1-1"],
+        ],
+    )
+    assert lines[3].index("400") + 2 == lines[4].index("-"), "dashes stand where the numbers end"
+    told = json.loads(graphd("topology", "--config", str(config), "--json").stdout)["shards"]
+    assert (told[0]["halves"], told[0]["outbox_length"]) == (400, 2)
+    assert {key: value for key, value in told[1].items() if value is None} == {
+        "halves": None,
+        "bytes": None,
+        "outbox_length": None,
+        "outbox_age_s": None,
+    }
 
 
 def test_moments() -> None:
