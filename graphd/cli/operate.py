@@ -145,8 +145,7 @@ def check(
         else:
             problems, more = _router_problems(settings.router)
             warnings += more
-            if not offline:
-                databases = run(_databases(settings))
+            databases = _conninfos(settings) if offline else run(_databases(settings))
     failed = bool(problems) or any(databases.values())
     if as_json:
         print_json(
@@ -190,6 +189,12 @@ async def _databases(settings: "Config") -> dict[str, str]:
     from graphd.storage.checkup import check_databases
 
     return {finding.database: finding.problem for finding in await check_databases(settings)}
+
+
+def _conninfos(settings: "Config") -> dict[str, str]:
+    from graphd.storage.checkup import conninfo_problems
+
+    return conninfo_problems(settings)
 
 
 def _router_problems(router: "RouterConfig") -> tuple[list[str], list[str]]:

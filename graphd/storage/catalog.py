@@ -19,6 +19,7 @@ from psycopg.rows import TupleRow
 from graphd.errors import CatalogUnavailableError, SchemaError
 from graphd.storage.connect import Identity, answers_within, connect
 from graphd.storage.queries import statement
+from graphd.storage.words import words
 from graphd.topology import Kind, Topology
 
 log = structlog.get_logger()
@@ -68,7 +69,7 @@ class Catalog:
         except psycopg.errors.UndefinedTable as error:
             raise SchemaError("the catalog is not initialised: run graphd init") from error
         except (psycopg.Error, OSError, TimeoutError) as error:
-            raise CatalogUnavailableError() from error
+            raise CatalogUnavailableError(f"the catalog is not reachable: {words(error)}") from error
         if row is None:
             raise SchemaError("the catalog is not initialised: run graphd init")
         return _view(row)

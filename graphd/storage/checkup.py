@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from graphd.config import Config
@@ -17,6 +18,7 @@ from graphd.errors import GraphdError
 from graphd.storage.catalog import Catalog, CatalogView
 from graphd.storage.connect import check_server, check_shard, connect
 from graphd.storage.schema import check_schema
+from graphd.storage.words import NO_CONNINFO, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,27 @@ async def check_databases(config: Config) -> list[Finding]:
     return [catalog, *await asyncio.gather(*(_check_one(config, view, name) for name in named)), *missing]
 
 
+def conninfo_problems(config: Config) -> dict[str, str]:
+    """What can be said of conninfos without connecting, by the database's name."""
+    conninfos = {"catalog": config.catalog_conninfo()} | {name: config.shard_conninfo(name) for name in config.shards}
+    return {name: NO_CONNINFO for name, conninfo in conninfos.items() if not _is_conninfo(conninfo)}
+
+
+def _is_conninfo(text: str) -> bool:
+    try:
+        conninfo_to_dict(text)
+    except psycopg.ProgrammingError:
+        return False
+    return True
+
+
+def slots_problem(config: Config, view: CatalogView) -> str:
+    """Whether the configuration names another number of slots than the cluster has; one that names none is content."""
+    if "slots" not in config.model_fields_set or config.slots == view.topology.slots:
+        return ""
+    return f"slots: the cluster was created with {view.topology.slots}, which never changes"
+
+
 async def _check_catalog(config: Config) -> tuple[CatalogView | None, Finding]:
     try:
         connection = await connect(config.catalog_conninfo(), "graphd config check")
@@ -48,9 +71,10 @@ async def _check_catalog(config: Config) -> tuple[CatalogView | None, Finding]:
             await check_schema(connection, "catalog")
         finally:
             await connection.close()
-        return await Catalog(config.catalog_conninfo()).load(), Finding("catalog")
+        view = await Catalog(config.catalog_conninfo()).load()
+        return view, Finding("catalog", slots_problem(config, view))
     except (psycopg.Error, OSError, TimeoutError, GraphdError) as error:
-        return None, Finding("catalog", _words(error))
+        return None, Finding("catalog", words(error))
 
 
 async def _check_one(config: Config, view: CatalogView | None, name: str) -> Finding:
@@ -63,7 +87,7 @@ async def _check_one(config: Config, view: CatalogView | None, name: str) -> Fin
         finally:
             await connection.close()
     except (psycopg.Error, OSError, TimeoutError, GraphdError) as error:
-        return Finding(name, _words(error))
+        return Finding(name, words(error))
     return Finding(name)
 
 
@@ -72,20 +96,3 @@ async def _check_shard(connection: AsyncConnection[TupleRow], view: CatalogView 
     await check_schema(connection, "shard")
     if view is not None:
         await check_shard(connection, view.identities[name])
-
-
-def _words(error: Exception) -> str:
-    """A sentence in place of the driver's words, which name hosts and users."""
-    if isinstance(error, GraphdError):
-        return str(error)
-    if isinstance(error, psycopg.OperationalError | OSError | TimeoutError):
-        text = str(error)
-        if "authentication" in text or "password" in text:
-            return "the server refuses the user or the password of the conninfo"
-        if "does not exist" in text:
-            return "the server has no such database or user: check the conninfo, or run graphd init"
-        return "does not answer: check its conninfo, and that the server runs"
-    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-        return "the conninfo is not one: write it as 'host=... dbname=...' or postgresql://..."
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    return f"the server refused a query (sqlstate {state})"

@@ -7,8 +7,8 @@ stopped. A process refuses to start on a schema it does not know.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, sql
@@ -19,10 +19,14 @@ from graphd.config import Config
 from graphd.errors import ConfigError, SchemaError, StartError
 from graphd.limits import MAX_SLOTS
 from graphd.storage.catalog import Catalog, CatalogView
+from graphd.storage.checkup import slots_problem
 from graphd.storage.connect import Identity, check_server, check_shard, connect
 from graphd.storage.queries import statement
 from graphd.storage.schema import migrations, version_of
+from graphd.storage.words import words
 from graphd.topology import spread
+
+T = TypeVar("T")
 
 _LOCK: Final = 0x67726170
 """Advisory lock of migrations: "grap"."""
@@ -89,9 +93,16 @@ async def init(config: Config, tell: Told = lambda line: None) -> CatalogView:
     """
     if not 1 <= config.slots <= MAX_SLOTS:
         raise ConfigError("slots: out of range")
-    for name, conninfo in _databases(config).items():
-        await _reaching(name, ensure_database(conninfo))
-    await upgrade(config, tell)
+    await _reaching("catalog", ensure_database(config.catalog_conninfo()))
+    existing = await _existing(config, tell)
+    if existing is not None:
+        _compare(config, existing)
+        if problem := slots_problem(config, existing):
+            raise ConfigError(problem)
+    # Only a configuration that does not contradict the cluster there is comes near its shards.
+    for name in config.shards:
+        await _reaching(name, ensure_database(config.shard_conninfo(name)))
+    await _upgrade_shards(config, existing, tell)
     await _found(config)
     view = await Catalog(config.catalog_conninfo()).load()
     _compare(config, view)
@@ -103,35 +114,47 @@ async def init(config: Config, tell: Told = lambda line: None) -> CatalogView:
 
 async def upgrade(config: Config, tell: Told = lambda line: None) -> None:
     """Apply the migrations that are missing, on the catalog and on every shard. Raises StartError."""
-    for name, conninfo in _databases(config).items():
-        applied = await _reaching(name, _upgrade_one(name, conninfo, config.slots))
-        tell(f"{name}: " + (f"applied {', '.join(applied)}" if applied else "up to date"))
+    existing = await _existing(config, tell)
+    if existing is not None:
+        _compare(config, existing)
+    await _upgrade_shards(config, existing, tell)
 
 
-async def _upgrade_one(name: str, conninfo: str, slots: int) -> list[str]:
+async def _existing(config: Config, tell: Told) -> CatalogView | None:
+    """The cluster that the catalog, brought up to date, knows of; None before it was ever initialised."""
+    await _upgrade_one("catalog", config.catalog_conninfo(), 0, tell)
+    try:
+        return await Catalog(config.catalog_conninfo()).load()
+    except SchemaError:
+        return None
+
+
+async def _upgrade_shards(config: Config, existing: CatalogView | None, tell: Told) -> None:
+    slots = config.slots if existing is None else existing.topology.slots
+    for name in config.shards:
+        await _upgrade_one(name, config.shard_conninfo(name), slots, tell)
+
+
+async def _upgrade_one(name: str, conninfo: str, slots: int, tell: Told) -> None:
+    applied = await _reaching(name, _migrated(name, conninfo, slots))
+    tell(f"{name}: " + (f"applied {', '.join(applied)}" if applied else "up to date"))
+
+
+async def _migrated(name: str, conninfo: str, slots: int) -> list[str]:
     connection = await connect(conninfo, "graphd migrate", timeout_s=10)
     try:
-        await check_server(connection, name, slots if name != "catalog" else 0)
+        await check_server(connection, name, slots)
         return await migrate(connection, "catalog" if name == "catalog" else "shard")
     finally:
         await connection.close()
 
 
-def _databases(config: Config) -> dict[str, str]:
-    return {"catalog": config.catalog_conninfo()} | {name: config.shard_conninfo(name) for name in config.shards}
-
-
-async def _reaching(name: str, work: Any) -> Any:
+async def _reaching(name: str, work: Awaitable[T]) -> T:
     """Await work on one database; an unreachable one becomes a sentence without the driver's words, which name hosts."""
     try:
         return await work
-    except psycopg.Error as error:
-        reason = "does not answer" if error.sqlstate is None else f"refuses (sqlstate {error.sqlstate})"
-        raise StartError(f"{name}: the database {reason}; check its conninfo and that the server runs") from error
-    except (OSError, TimeoutError) as error:
-        raise StartError(
-            f"{name}: the database does not answer; check its conninfo and that the server runs"
-        ) from error
+    except (psycopg.Error, OSError, TimeoutError) as error:
+        raise StartError(f"{name}: {words(error)}") from error
 
 
 async def _found(config: Config) -> None:
@@ -153,8 +176,6 @@ async def _found(config: Config) -> None:
 
 
 def _compare(config: Config, view: CatalogView) -> None:
-    if view.topology.slots != config.slots:
-        raise ConfigError(f"slots: the cluster was created with {view.topology.slots}, which never changes")
     strangers = sorted(set(config.shards) - set(view.topology.shards))
     if strangers:
         raise ConfigError(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner, Result
 
 from graphd.cli.app import app
+from graphd.devcluster.postgres import free_port
 from graphd.placement import slot_of
 from tests.databases import Databases
 from tests.routers import RouterProcess
@@ -140,6 +145,46 @@ def test_setting_up_again_changes_nothing(graphd: Graphd) -> None:
     assert graphd.run("init").stdout.endswith("ready: 2 shards, 64 slots\n")
 
 
+def test_what_contradicts_the_cluster_is_refused_before_anything_is_made(graphd: Graphd, databases: Databases) -> None:
+    s3 = make_conninfo(databases.conninfo["s1"], dbname="test_stranger")
+    for command in ("init", "migrate"):
+        result = graphd.run(command, status=2, GRAPHD_SHARDS__S3=s3)
+        assert result.stderr == (
+            "graphd: [shards] s3: not of this cluster; adding shards is not offered by this release\n"
+        )
+        assert "s3" not in result.stdout
+    assert databases.rows("s1", "SELECT datname FROM pg_database WHERE datname = 'test_stranger'") == []
+    never = "slots: the cluster was created with 64, which never changes"
+    for slots in ("32", "2048"):
+        assert graphd.run("init", status=2, GRAPHD_SLOTS=slots).stderr == f"graphd: {never}\n"
+        assert f"catalog: {never}" in graphd.run("config", "check", status=1, GRAPHD_SLOTS=slots).stdout
+    assert "up to date" in graphd.run("migrate", GRAPHD_SLOTS="2048").stdout, "slots are read by init alone"
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("dbname", "the server has no such database: check the conninfo, or run graphd init"),
+        ("user", "the server has no such user: check the conninfo, or create the user"),
+    ],
+)
+def test_what_a_server_lacks_is_named(graphd: Graphd, databases: Databases, key: str, said: str) -> None:
+    wrong = make_conninfo(databases.catalog, **{key: "nobody_knows_me"})
+    assert graphd.run("migrate", status=1, GRAPHD_CATALOG=wrong).stderr == f"graphd: catalog: {said}\n"
+    started = subprocess.run(
+        [sys.executable, "-m", "router", "--config", graphd.config],
+        env={**os.environ, "GRAPHD_CATALOG": wrong, "GRAPHD_ROUTER__METRICS_LISTEN": f"127.0.0.1:{free_port()}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert started.returncode == 1
+    assert f"graphd-router: the catalog is not reachable: {said}\n" in started.stderr
+    if key == "user":
+        assert graphd.run("init", status=1, GRAPHD_CATALOG=wrong).stderr == f"graphd: catalog: {said}\n"
+
+
 def test_the_configuration_is_checked(graphd: Graphd, databases: Databases) -> None:
     assert graphd.read("config", "check")["databases"] == {"catalog": "ok", "s1": "ok", "s2": "ok"}
     swapped = {"GRAPHD_SHARDS__S1": databases.conninfo["s2"], "GRAPHD_SHARDS__S2": databases.catalog}
@@ -148,7 +193,7 @@ def test_the_configuration_is_checked(graphd: Graphd, databases: Databases) -> N
     assert "s2: " in result.stdout
     nowhere = databases.conninfo["s1"].replace("dbname=", "dbname=no_")
     result = graphd.run("config", "check", status=1, GRAPHD_SHARDS__S1=nowhere)
-    assert "s1: the server has no such database or user" in result.stdout
+    assert "s1: the server has no such database: check the conninfo, or run graphd init" in result.stdout
     result = graphd.run("config", "check", status=1, GRAPHD_SHARDS__S3=databases.conninfo["s1"])
     assert "s3: [shards] has this shard, but the catalog does not" in result.stdout
     assert "dbname" not in result.output

@@ -308,6 +308,15 @@ def test_databases_that_do_not_answer(config: Path) -> None:
     assert SECRET not in result.output
 
 
+def test_a_conninfo_that_is_none_is_seen_offline(config: Path) -> None:
+    arguments = ["config", "check", "--offline", "--config", str(config)]
+    result = graphd(*arguments, GRAPHD_CATALOG=f"blah {SECRET}", GRAPHD_SHARDS__S2="postgresql://ada@db/graphd")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1:] == [
+        "  catalog: the conninfo is not one: write it as 'host=... dbname=...' or postgresql://..."
+    ]
+
+
 # What is told of a shard
 
 
