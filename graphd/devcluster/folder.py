@@ -113,15 +113,19 @@ class Folder:
         self._replace(self.config, text)
 
     def delete(self) -> None:
-        """Deletes what belongs to the cluster, and the folder when nothing else is in it."""
-        for name in ("shards", "logs"):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self.path / name)
-        # state.json last but the lock: a deletion cut short can be repeated.
-        for name in ("config.toml", "state.json", "lock"):
-            (self.path / name).unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+        """Deletes what belongs to the cluster, and the folder when nothing else is in it. Raises DevClusterError; a deletion cut
+        short can be repeated."""
+        try:
+            for name in ("shards", "logs"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(self.path / name)
+            # By state.json the cluster is known, so it goes last but the lock.
+            for name in ("config.toml", "state.json", "lock"):
+                (self.path / name).unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+        except OSError as fault:
+            raise DevClusterError(f"cannot delete {fault.filename or self.path}: {fault.strerror}") from fault
 
     def _open_lock(self) -> IO[str]:
         try:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -292,6 +292,9 @@ def _each(servers: Iterable[PostgresServer], act: Callable[[PostgresServer], Non
     servers = list(servers)
     with ThreadPoolExecutor(max_workers=max(1, len(servers))) as pool:
         futures = [pool.submit(act, server) for server in servers]
+        # Here, and not in the pool's exit, is where a signal interrupts: the exit then still waits for the threads, so that whoever
+        # cleans up finds all that they started.
+        wait(futures)
     for future in futures:
         future.result()
 

@@ -64,9 +64,10 @@ def test_a_small_file_whose_ids_are_those_of_the_people(temp: Path) -> None:
     done = demo(temp, "--file", str(file), "--keep")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "81 lines read: 72 added, 9 self-loops, 0 duplicates, 0 refused" in done.stdout
-    found = re.search(r"graphd (list followers \d+ --data (\S+))", done.stdout)
+    found = re.search(r"(\S*graphd list followers \d+ --data (\S+))", done.stdout)
     assert found is not None
-    listed = subprocess.run([sys.executable, "-m", "graphd.cli", *found[1].split()], capture_output=True, check=False)
+    # It can be typed as it stands.
+    listed = subprocess.run(found[1].split(), env=environment(temp), capture_output=True, check=False)
     assert listed.returncode == 0
     assert DevCluster(Path(found[2])).status()["running"]
 
@@ -91,6 +92,22 @@ def test_a_signal_leaves_nothing_behind(temp: Path, when: str, number: signal.Si
     assert running.returncode == 128 + number, output + errors
     assert "stopped" in errors
     assert "Traceback" not in errors
+    assert list(temp.iterdir()) == []
+    wait_for(lambda: not _processes_under(temp), what="every process of the demo has ended")
+
+
+@pytest.mark.parametrize("made", ["shards/s1", "shards/*/data", "shards/s3/data/postmaster.pid", "logs/router.log"])
+def test_a_signal_while_the_servers_start_leaves_nothing_behind(temp: Path, made: str) -> None:
+    with subprocess.Popen(
+        DEMO, env=environment(temp), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        wait_for(lambda: any(temp.glob(f"graphd-demo-*/{made}")), 30, f"the demo makes {made}")
+        running.send_signal(signal.SIGTERM)
+        output, errors = running.communicate(timeout=LIMIT_S)
+    assert (running.returncode, errors) == (
+        128 + signal.SIGTERM,
+        "graphd: stopped; the cluster is being deleted\n",
+    ), output
     assert list(temp.iterdir()) == []
     wait_for(lambda: not _processes_under(temp), what="every process of the demo has ended")
 

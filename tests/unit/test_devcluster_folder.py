@@ -1,5 +1,7 @@
 """What `graphd dev` refuses leaves no trace: neither a folder, nor a lock in one."""
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphd.devcluster.cluster import DevCluster
+from graphd.devcluster.folder import Folder
 from graphd.devcluster.plan import DevClusterError, MisuseError, Options
 
 
@@ -51,6 +54,19 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(DevClusterError, match="Not a directory"):
         DevCluster(path).up(Options(port=0))
     assert path.read_text() == "years of work"
+
+
+def test_what_cannot_be_deleted_is_named_and_the_cluster_still_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    (tmp_path / "state.json").touch()
+    monkeypatch.setattr("shutil.rmtree", busy)
+    with pytest.raises(DevClusterError, match=rf"cannot delete {tmp_path}/shards: Directory not empty"):
+        Folder(tmp_path).delete()
+    assert everything_in(tmp_path) == ["state.json"]
 
 
 def test_asking_for_a_cluster_that_is_not_there_makes_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -58,8 +59,8 @@ def _play(screen: Screen, cluster: DevCluster, file: Path | None, stopping: Stop
         f"{SHARDS} Postgres servers (the shards), a router and a repair daemon start on this machine, in {cluster.folder.path}."
     )
     began = time.monotonic()
-    with screen.working("starting"):
-        cluster.up(Options(shards=SHARDS, slots=SLOTS, port=0, repair=True))
+    with screen.working("starting"), stopping.held() as look:
+        cluster.up(Options(shards=SHARDS, slots=SLOTS, port=0, repair=True), say=lambda step: look())
     screen.call("graphd dev up", f"serves after {time.monotonic() - began:.1f} s")
     return stopping.run(play(screen, cluster, file))
 
@@ -166,17 +167,24 @@ def _tell_how_to_reach(screen: Screen, cluster: DevCluster, people: People | Non
     except DevClusterError:
         say(f"what there is of the cluster is left in {data}: `graphd dev down --delete --data {data}` deletes it")
         return
+    graphd = _command()
     screen.chapter("It goes on running")
     screen.lines(
         f"router    {status['router']} (gRPC, with reflection)",
         f"metrics   http://{status['metrics']}/metrics",
         *(f"{shard['name']:<8}  psql '{shard['conninfo']}'" for shard in status["shards"]),
         "",
-        *([] if people is None else [f"graphd list followers {people.cy} --data {data}"]),
-        f"graphd topology --data {data}",
-        f"graphd dev status --data {data}",
-        f"graphd dev down --delete --data {data}     # when you have seen enough",
+        *([] if people is None else [f"{graphd} list followers {people.cy} --data {data}"]),
+        f"{graphd} topology --data {data}",
+        f"{graphd} dev status --data {data}",
+        f"{graphd} dev down --delete --data {data}     # when you have seen enough",
     )
+
+
+def _command() -> str:
+    """What the reader can type. With its path: try.sh finds the command, which the reader's shell need not."""
+    beside = Path(sys.executable).parent / "graphd"
+    return str(beside) if beside.exists() else "graphd"
 
 
 def _conclude(screen: Screen, took_s: float) -> int:

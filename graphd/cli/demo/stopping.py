@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,6 +25,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self._number: int | None = None
+        self._held = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -54,6 +56,17 @@ class Stopping:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         return await work
 
+    @contextmanager
+    def held(self) -> Iterator[Callable[[], None]]:
+        """In here a signal waits for the next call of what is given out, or for the end: processes that are being started are not
+        left half known."""
+        self._held = True
+        try:
+            yield self._raise
+        finally:
+            self._held = False
+        self._raise()
+
     def over(self) -> None:
         """From here on signals are ignored: what is cleaned up now is cleaned up."""
         self._number = self._number or 0
@@ -62,7 +75,13 @@ class Stopping:
         if self._number is not None:
             return
         self._number = number
+        if self._held:
+            return
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
         else:
             raise StoppedError(number)
+
+    def _raise(self) -> None:
+        if self._number:
+            raise StoppedError(self._number)
