@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 MAX_ID = 2**63 - 1
 WAIT_FOR_ROUTER_S = 2.0
+REPETITIONS = 4
+"""Over about a second. That is enough for a hiccup, and somebody who waits at a terminal hears soon of a shard that is down."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -124,9 +126,10 @@ def quiet_grpc() -> None:
 async def client_of(settings: "RouterConfig") -> AsyncIterator["Client"]:
     """Callers' API, connected."""
     quiet_grpc()
-    from graphd.client import Client
+    from graphd.client import Client, RetryBudget
 
-    async with Client(reachable(settings.listen), credentials=_credentials(settings)) as client:
+    budget = RetryBudget(share=0.0, reserve=REPETITIONS)
+    async with Client(reachable(settings.listen), credentials=_credentials(settings), budget=budget) as client:
         await client.wait_ready(WAIT_FOR_ROUTER_S)
         yield client
 

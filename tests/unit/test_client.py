@@ -14,6 +14,8 @@ import grpc
 import pytest
 
 from graphd import errors
+from graphd.cli.common import REPETITIONS
+from graphd.cli.common import client_of as commands_client
 from graphd.client import (
     Client,
     FollowersOf,
@@ -27,6 +29,7 @@ from graphd.client import (
 )
 from graphd.client.batch import to_repeat
 from graphd.client.failures import Call, failure_of
+from graphd.config import RouterConfig
 from graphd.devcluster.processes import free_port
 from graphd.edge import State
 from graphd.operations import Operation, Outcome
@@ -224,6 +227,16 @@ async def test_without_a_router_the_error_says_so() -> None:
             await client.get_edge(ADA, BO, deadline_s=0.3)
         with pytest.raises(RouterUnavailableError, match=target):
             await client.wait_ready(0.1)
+
+
+async def test_the_commands_do_not_wait_long_for_a_shard_that_is_down() -> None:
+    router = FakeRouter(fail(DOWN), last=edge)
+    async with serving(router) as target, commands_client(RouterConfig(listen=target)) as client:
+        assert (await client.get_edge(ADA, BO)).state is State.ACTIVE
+        router.requests, router.last = [], fail(DOWN)
+        with pytest.raises(errors.ShardUnavailableError, match="shard s1 is not reachable"):
+            await client.get_edge(ADA, BO, deadline_s=60)
+    assert 2 <= len(router.requests) <= REPETITIONS + 1
 
 
 # The budget
