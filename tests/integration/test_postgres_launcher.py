@@ -98,7 +98,7 @@ def test_it_starts_again_while_an_orphan_holds_the_shared_memory(folder: Path) -
         try:
             server.kill()
             with pytest.raises(PostgresError, match=r"shared memory"):
-                server.start(timeout_s=1.0)
+                server.start(timeout_s=4.0)
             assert processes.processes_in(server.spec.data) == [backend]
         finally:
             os.kill(backend, signal.SIGCONT)
