@@ -58,7 +58,7 @@ class RouterConfig(_Section):
         le=100,
         description="How long a busy lane waits for company before it writes; an idle one never waits.",
     )
-    read_wait_ms: float = Field(8.0, ge=0, le=100, description="The same for reads.")
+    read_wait_ms: float = Field(5.0, ge=0, le=100, description="The same for reads.")
     lane_timeout_s: float = Field(
         5.0, gt=0, le=60, description="A batch that takes longer is given up and its connection replaced."
     )

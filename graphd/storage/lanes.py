@@ -36,7 +36,7 @@ RECONNECT_FIRST_S: Final = 0.05
 RECONNECT_MAX_S: Final = 0.5
 """Pause between two tries to connect: short, so that a shard that is back serves within a second."""
 
-FULL_PATIENCE_FROM: Final = 32
+FULL_PATIENCE_FROM: Final = 8
 """From this many calls in flight on a lane waits its whole time for company; a lone caller never waits, between them in proportion.
 
 It must begin with the second call already: a router that flushes for each call is so busy with it that it never sees many calls at

@@ -90,7 +90,7 @@ class ShardSettings:
 
     application: str = "graphd"
     write_wait_s: float = 0.005
-    read_wait_s: float = 0.008
+    read_wait_s: float = 0.005
     lane_timeout_s: float = 5.0
     set_connections: int = 4
     prepare: bool = True
