@@ -70,6 +70,9 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 OUTBOX_FIRST_DUE_S: Final = 2.0
 """Time the router has to deliver an owed version itself before the relay tries."""
 
+RELAY_BACKOFF_FIRST_S: Final = 0.1
+"""Pause after the first try; it doubles with each one more."""
+
 RELAY_BACKOFF_MAX_S: Final = 2.0
 """Longest pause between two tries, so that a shard that comes back is served within seconds."""
 

@@ -22,6 +22,9 @@ from repair.relay import Relay, goes_on
 log = structlog.get_logger()
 
 BACKLOG_EVERY_S: Final = 2.0
+BACKLOG_SHARE: Final = 0.05
+"""Counting a large backlog takes this part of a shard's time at the most."""
+
 SWEEP_EVERY_S: Final = 60.0
 SWEEP_ROWS: Final = 5_000
 SWEEP_PAUSE_S: Final = 0.2
@@ -109,14 +112,16 @@ class Daemon:
 
     async def _measure(self, shard: Shard) -> None:
         outbox = Outbox(shard)
+        loop = asyncio.get_running_loop()
         while goes_on():
+            began = loop.time()
             try:
                 self._metrics.backlogs[shard.name] = await outbox.backlog()
             except GraphdError as error:
                 # What was measured last is not true any more.
                 self._metrics.backlogs.pop(shard.name, None)
                 log.debug("backlog.unknown", shard=shard.name, error=type(error).__name__)
-            await asyncio.sleep(BACKLOG_EVERY_S)
+            await asyncio.sleep(max(BACKLOG_EVERY_S, (loop.time() - began) / BACKLOG_SHARE))
 
     async def _sweep(self, shard: Shard) -> None:
         outbox = Outbox(shard)

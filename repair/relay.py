@@ -9,6 +9,7 @@ as long as it takes; what can never apply is parked, so that it stands in nobody
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +27,6 @@ from graphd.storage.shard import Shard
 
 log = structlog.get_logger()
 
-BACKOFF_FIRST_S: Final = 0.1
 DELIVERY_TIMEOUT_S: Final = RELAY_LEASE_S / 2
 """Given up well before the lease ends, so that no two relays carry the same row."""
 
@@ -47,11 +47,6 @@ def goes_on() -> bool:
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
     return True
-
-
-def backoff_s(attempts: int) -> float:
-    """Pause after the n-th failed attempt: doubling, RELAY_BACKOFF_MAX_S at most."""
-    return float(min(RELAY_BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 10)))
 
 
 def problem_of(row: Owed, slots: int, kinds: frozenset[int]) -> str | None:
@@ -96,7 +91,9 @@ class Relay:
         reachable = [slot for slot, name in enumerate(topology.owners) if self._cluster.shards[name].up]
         if not reachable or not self._shard.up:
             return 0
-        rows = await self._outbox.lease(topology.slots, reachable)
+        # In another order each time: however much one slot is owed, no other waits behind it for ever.
+        random.shuffle(reachable)
+        rows = await self._outbox.lease(reachable)
         if not rows:
             return 0
         kinds = frozenset(kind.number for kind in topology.kinds.values())
@@ -144,7 +141,7 @@ class Relay:
                 later.append(row)
         if later:
             self.stats.put_off += len(later)
-            await self._outbox.put_off(later, [backoff_s(row.attempts) for row in later])
+            await self._outbox.put_off(later)
         if stale:
             await self._cluster.refresh()
         return bad

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from graphd.limits import RECEIPT_KEEP_S, RELAY_BATCH, RELAY_LEASE_S
+from graphd.limits import RECEIPT_KEEP_S, RELAY_BACKOFF_FIRST_S, RELAY_BACKOFF_MAX_S, RELAY_BATCH, RELAY_LEASE_S
 from graphd.storage.arrays import Int2s
 from graphd.storage.queries import statement
 from graphd.storage.shard import Shard
@@ -37,29 +37,25 @@ class Outbox:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    async def lease(self, slots: int, reachable: Sequence[int]) -> list[Owed]:
-        """Due rows whose destination lies in one of the `reachable` slots, for RELAY_LEASE_S; `slots` of the cluster."""
+    async def lease(self, reachable: Sequence[int]) -> list[Owed]:
+        """Due rows owed to one of the `reachable` slots, for RELAY_LEASE_S; RELAY_BATCH at most, those of the first slots first."""
         async with self._shard.session() as connection:
             cursor = await connection.execute(
                 statement("relay", "lease"),
-                {
-                    "lease_s": RELAY_LEASE_S,
-                    "row_count": RELAY_BATCH,
-                    "mask": slots - 1,
-                    "reachable": Int2s(reachable),
-                },
+                {"lease_s": RELAY_LEASE_S, "row_count": RELAY_BATCH, "reachable": Int2s(reachable)},
             )
             return [Owed(*row) for row in await cursor.fetchall()]
 
-    async def put_off(self, rows: Sequence[Owed], pauses_s: Sequence[float]) -> None:
-        """Make rows due again after a pause each."""
+    async def put_off(self, rows: Sequence[Owed]) -> None:
+        """Make rows due again after a pause that doubles with each attempt, from RELAY_BACKOFF_FIRST_S to RELAY_BACKOFF_MAX_S."""
         async with self._shard.session() as connection:
             await connection.execute(
                 statement("relay", "put_off"),
                 {
                     "slot": Int2s([row.slot for row in rows]),
                     "id": [row.id for row in rows],
-                    "pause_s": list(pauses_s),
+                    "first_s": RELAY_BACKOFF_FIRST_S,
+                    "most_s": RELAY_BACKOFF_MAX_S,
                 },
             )
 

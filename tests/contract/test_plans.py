@@ -1,4 +1,5 @@
-"""What a page and a look-up cost: one range of one index, however long the list and however deep the page."""
+"""What a page, a look-up and a lease of the relay cost: ranges of an index, however long the list, however deep the page, and whatever
+the planner believes of the tables. A table that was full, then emptied and analyzed, then full again, counts as empty for a while."""
 
 from __future__ import annotations
 
@@ -14,16 +15,32 @@ from tests.databases import Databases
 
 HUB, SLOT, KIND, ACTIVE = 5, 7, 1, 1
 ROWS = 100_000
+OWED = 20_000
 TIED_AT = 1_000_000
 
 Plan = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def session(databases: Databases) -> Iterator[psycopg.Connection[Any]]:
-    """One long list, half of it since one moment, among many short ones."""
+TABLES = ("forward", "reverse", "degrees", "outbox", "receipts")
+
+
+def believe_empty(connection: psycopg.Connection[Any]) -> None:
+    """Leave statistics as VACUUM and ANALYZE do that come when the tables are empty for a moment."""
+    connection.execute(
+        "UPDATE pg_class SET reltuples = 0 WHERE oid = ANY (%(tables)s::regclass[])"
+        " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = ANY (%(tables)s::regclass[]))",
+        {"tables": list(TABLES)},
+    )
+
+
+@pytest.fixture(scope="module", params=["analyzed", "believed empty"])
+def session(request: pytest.FixtureRequest, databases: Databases) -> Iterator[psycopg.Connection[Any]]:
+    """One long list, half of it since one moment, among many short ones; and a full outbox."""
     with databases.connect("s1") as connection:
         connection.prepare_threshold = None
+        for table in TABLES:
+            connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)".encode())
+            connection.execute(f"TRUNCATE {table}".encode())
         connection.execute(
             "INSERT INTO reverse (owner_id, neighbor_id, position, since, slot, kind, state, operation)"
             " SELECT %s, n, %s + n, CASE WHEN n %% 2 = 0 THEN %s ELSE %s + n END, %s, 1, 1 + n %% 50 / 49 * 5, 0"
@@ -36,17 +53,35 @@ def session(databases: Databases) -> Iterator[psycopg.Connection[Any]]:
                 " SELECT 1000 + n / 10, n, 1, 1, %s, 1, 1, 0 FROM generate_series(1, %s) AS n",
                 (SLOT, ROWS),
             )
-        connection.execute("ANALYZE forward, reverse, degrees, slots")
+        connection.execute(
+            "INSERT INTO degrees (owner_id, degree, direction, kind, state, slot)"
+            " SELECT 1000 + n, 10, d, 1, 1, %s FROM generate_series(1, %s) AS n, generate_series(1, 2) AS d",
+            (SLOT, ROWS // 10),
+        )
+        connection.execute(
+            "INSERT INTO outbox (slot, id, kind, source_id, destination_id, peer_slot, due)"
+            " SELECT %s, uuidv7(), 1, n, n, n %% 64, now() - interval '1 hour' FROM generate_series(1, %s) AS n",
+            (SLOT, OWED),
+        )
+        connection.execute("UPDATE slots SET owned = true WHERE slot = %s", (SLOT,))
+        connection.execute("VACUUM ANALYZE forward, reverse, degrees, outbox, slots")
+        if request.param == "believed empty":
+            believe_empty(connection)
         yield connection
 
 
 def explain(
-    session: psycopg.Connection[Any], settings: dict[str, str], name: str, table: str | None, **values: Any
+    session: psycopg.Connection[Any],
+    settings: dict[str, str],
+    name: str,
+    table: str | None,
+    file: str = "read",
+    **values: Any,
 ) -> Plan:
-    """The plan of a statement of read.sql as a session with these settings runs it, with what it read."""
+    """The plan of a named statement as a session with these settings runs it, with what it read."""
     for setting, value in settings.items():
         session.execute("SELECT set_config(%s, %s, false)", (setting, value))
-    call = prepared("read", name, table)
+    call = prepared(file, name, table)
     arguments = ", ".join(f"'{{{values[n]}}}'" if isinstance(values[n], str) else str(values[n]) for n in call.names)
     session.execute(b"PREPARE asked AS " + call.text)
     row = session.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE asked ({arguments})".encode()).fetchone()
@@ -188,3 +223,76 @@ def test_probes_go_by_the_primary_key(session: psycopg.Connection[Any]) -> None:
     scan = scan_of(plan, "reverse")
     assert scan["Index Name"] in ("reverse_pkey", "reverse_list")
     assert scan["Actual Loops"] * scan["Actual Rows"] <= 101
+
+
+def test_degrees_go_by_the_primary_key(session: psycopg.Connection[Any]) -> None:
+    owners = range(1_001, 1_101)
+    plan = explain(
+        session,
+        READ_SETTINGS,
+        "degrees",
+        None,
+        item=",".join(map(str, range(len(owners)))),
+        owner_id=",".join(map(str, owners)),
+        kind=",".join(["1"] * len(owners)),
+        slot=",".join([str(SLOT)] * len(owners)),
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "degrees")
+    assert (scan["Index Name"], scan["Actual Loops"], scan["Actual Rows"]) == ("degrees_pkey", len(owners), 2)
+
+
+def touched(plan: Plan, table: str) -> int:
+    """Rows of a table that a plan looked at, each as often as it did."""
+    return round(
+        sum(
+            node["Actual Loops"]
+            * (node["Actual Rows"] + sum(n for key, n in node.items() if key.startswith("Rows Removed by")))
+            for node in nodes(plan)
+            if node.get("Relation Name") == table and node["Node Type"] != "ModifyTable"
+        )
+    )
+
+
+def test_a_lease_looks_at_what_it_takes(session: psycopg.Connection[Any]) -> None:
+    # With a join in the place of the array, this took every row of the outbox 20,000 times over, and the relay never got any.
+    with session.transaction(force_rollback=True):
+        plan = explain(
+            session, SET_SETTINGS, "lease", None, "relay", lease_s=10, row_count=1_000, reachable="3,4,5,6,7,8"
+        )
+        [(taken,)] = session.execute("SELECT count(*) FROM outbox WHERE attempts = 1").fetchall()
+    assert taken == 1_000
+    # Once to find it, once to change it, but for the array's last row.
+    assert touched(plan, "outbox") <= 2_001
+
+
+def test_what_is_owed_to_a_shard_that_is_away_costs_the_lease_nothing(session: psycopg.Connection[Any]) -> None:
+    with session.transaction(force_rollback=True):
+        session.execute("UPDATE outbox SET peer_slot = 1")
+        plan = explain(session, SET_SETTINGS, "lease", None, "relay", lease_s=10, row_count=1_000, reachable="3,4,5")
+    assert touched(plan, "outbox") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("put_off", {"first_s": 0.1, "most_s": 2}), ("park", {"problem": ",".join(["poison"] * 100)})]
+)
+def test_rows_of_the_outbox_are_found_by_the_primary_key(
+    session: psycopg.Connection[Any], name: str, values: dict[str, Any]
+) -> None:
+    rows = session.execute("SELECT slot, id FROM outbox ORDER BY id LIMIT 100").fetchall()
+    with session.transaction(force_rollback=True):
+        plan = explain(
+            session,
+            SET_SETTINGS,
+            name,
+            None,
+            "relay",
+            slot=",".join(str(slot) for slot, _ in rows),
+            id=",".join(str(row) for _, row in rows),
+            **values,
+        )
+        [(changed,)] = session.execute(
+            "SELECT count(*) FROM outbox WHERE parked AND problem = 'poison' OR due > now()"
+        ).fetchall()
+    assert changed == len(rows)
+    assert touched(plan, "outbox") <= 2 * len(rows)

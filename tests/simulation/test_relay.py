@@ -87,9 +87,9 @@ async def test_poison_is_parked_and_a_thousand_good_rows_behind_it_are_delivered
         with site.databases.connect("s1") as connection:
             for slot, kind, source, destination in poison.values():
                 connection.execute(
-                    "INSERT INTO outbox (slot, id, kind, source_id, destination_id, due)"
-                    " VALUES (%s, uuidv7(), %s, %s, %s, now() - interval '1 hour')",
-                    (slot, kind, source, destination),
+                    "INSERT INTO outbox (slot, id, kind, source_id, destination_id, peer_slot, due)"
+                    " VALUES (%s, uuidv7(), %s, %s, %s, %s, now() - interval '1 hour')",
+                    (slot, kind, source, destination, slot_of(cy, SLOTS)),
                 )
         with site.relay() as relay:
             await eventually(

@@ -1,3 +1,6 @@
+-- OFFSET 0, here and in the other files: each key is looked up by itself. As a plain join, a planner that believes the table empty (it was
+-- when it was last analyzed) reads all of it.
+
 -- name: edges
 -- Forward halves by key, one row per item: whether this shard owns the slot, and the version if there is one.
 SELECT k.item, mine.slot IS NOT NULL, e.position, e.state, e.since
@@ -5,9 +8,12 @@ FROM unnest(
     %(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(neighbor_id)s::bigint[]
 ) AS k (item, owner_id, kind, slot, neighbor_id)
 LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
-LEFT JOIN {table} AS e
-    ON e.owner_id = k.owner_id AND e.kind = k.kind AND e.slot = k.slot AND e.neighbor_id = k.neighbor_id
-    AND e.position > 0;
+LEFT JOIN LATERAL (
+    SELECT h.position, h.state, h.since
+    FROM {table} AS h
+    WHERE h.owner_id = k.owner_id AND h.kind = k.kind AND h.slot = k.slot AND h.neighbor_id = k.neighbor_id AND h.position > 0
+    OFFSET 0
+) AS e ON true;
 
 -- name: degrees
 -- Degrees of owners in one kind each, by direction and state: several rows per item, or one without a degree.
@@ -15,8 +21,12 @@ SELECT k.item, mine.slot IS NOT NULL, d.direction, d.state, d.degree
 FROM unnest(%(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[])
     AS k (item, owner_id, kind, slot)
 LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
-LEFT JOIN degrees AS d
-    ON d.owner_id = k.owner_id AND d.direction IN (1, 2) AND d.kind = k.kind AND d.slot = k.slot AND mine.slot IS NOT NULL;
+LEFT JOIN LATERAL (
+    SELECT c.direction, c.state, c.degree
+    FROM degrees AS c
+    WHERE c.owner_id = k.owner_id AND c.direction IN (1, 2) AND c.kind = k.kind AND c.slot = k.slot
+    OFFSET 0
+) AS d ON mine.slot IS NOT NULL;
 
 -- name: newest_first
 -- Pages of lists, newest first: rows strictly after (since, neighbor_id). One row per item: its neighbors, then their sinces, then
@@ -77,9 +87,13 @@ FROM (
 -- Which of the ids asked for are in a list, and whether the slot is owned here: one row.
 SELECT array_agg(e.neighbor_id), EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
 FROM unnest(%(ids)s::bigint[]) AS k (id)
-JOIN {table} AS e
-    ON e.owner_id = %(owner_id)s::bigint AND e.kind = %(kind)s::smallint AND e.slot = %(slot)s::smallint
-    AND e.neighbor_id = k.id AND e.state = %(state)s::smallint AND e.position > 0;
+CROSS JOIN LATERAL (
+    SELECT h.neighbor_id
+    FROM {table} AS h
+    WHERE h.owner_id = %(owner_id)s::bigint AND h.kind = %(kind)s::smallint AND h.slot = %(slot)s::smallint
+        AND h.neighbor_id = k.id AND h.state = %(state)s::smallint AND h.position > 0
+    OFFSET 0
+) AS e;
 
 -- name: sizes
 -- Halves per slot, by the degrees, and whether the slot is owned here. Degrees are exact, and far fewer than the rows they count.

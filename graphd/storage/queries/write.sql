@@ -145,8 +145,8 @@ counted AS (
 ),
 
 owed AS (
-    INSERT INTO outbox (id, slot, kind, source_id, destination_id, due)
-    SELECT outbox_id, slot, kind, owner_id, neighbor_id, now() + %(first_due_s)s::float8 * interval '1 second'
+    INSERT INTO outbox (id, slot, peer_slot, kind, source_id, destination_id, due)
+    SELECT outbox_id, slot, peer_slot, kind, owner_id, neighbor_id, now() + %(first_due_s)s::float8 * interval '1 second'
     FROM told WHERE outbox_id IS NOT NULL
 ),
 

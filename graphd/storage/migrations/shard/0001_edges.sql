@@ -66,6 +66,7 @@ CREATE TABLE outbox (
     due timestamptz NOT NULL,
     attempts integer NOT NULL DEFAULT 0,
     slot smallint NOT NULL,
+    peer_slot smallint NOT NULL,
     kind smallint NOT NULL,
     parked boolean NOT NULL DEFAULT false,
     problem text,
@@ -75,7 +76,8 @@ CREATE TABLE outbox (
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000
 );
 
-CREATE INDEX outbox_due ON outbox (due) WHERE NOT parked;
+-- By the slot that is owed to: what a shard that is away is owed stands in nobody's way, however much it grows.
+CREATE INDEX outbox_due ON outbox (peer_slot, due) WHERE NOT parked;
 
 -- The remembered answers to writes that carried a request id. namespace 1: callers'; 2: internal ones.
 CREATE TABLE receipts (
