@@ -16,8 +16,7 @@ import binascii
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from graphd.errors import InvalidArgumentError
 from graphd.limits import MAX_PAGE_TOKEN_CHARS
@@ -28,8 +27,7 @@ _BODY: Final = struct.Struct(">BBqq")
 _MAC_BYTES: Final = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """A place between two rows: strictly after (since, id) in the list's order, or before it where `backward`.
 
     Set operations are ordered by id alone and leave since 0.

@@ -308,9 +308,12 @@ def set_answer(page: SetPage) -> pb.IntersectResponse:
 
 def page_bytes(wanted: ListOf, view: int, page: Page) -> bytes:
     """A page as the wire bytes of ListFollowersResponse or ListFollowingResponse."""
-    tail = pb.ListFollowersResponse(next_page_token=page.next_token, previous_page_token=page.previous_token)
-    if view == pb.VIEW_IDS:
-        tail.ids.extend(page.columns[0].tolist())
-        tail.since.extend(page.columns[1].tolist())
-        return tail.SerializeToString()
-    return wire.list_edges(wanted, page) + tail.SerializeToString()
+    if view != pb.VIEW_IDS:
+        return wire.list_edges(wanted, page)
+    neighbors, sinces, _ = page.columns
+    return pb.ListFollowersResponse(
+        ids=neighbors.tolist(),
+        since=sinces.tolist(),
+        next_page_token=page.next_token,
+        previous_page_token=page.previous_token,
+    ).SerializeToString()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -43,12 +42,20 @@ class Degrees(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of a list in the order asked for: shape (3, n), neighbors, sinces and positions. A token is empty where nothing more is
-    on its side."""
+    """A page of a list in the order asked for: the first `size` of the rows found, the other way round where `backward`. A token is empty
+    where nothing more is on its side."""
 
-    columns: npt.NDArray[np.int64]
+    rows: PageRows
+    size: int
+    backward: bool
     next_token: str
     previous_token: str
+
+    @property
+    def columns(self) -> npt.NDArray[np.int64]:
+        """Shape (3, size): neighbors, sinces and positions."""
+        columns = self.rows.columns[:, : self.size]
+        return columns[:, ::-1] if self.backward else columns
 
 
 class ListOf(NamedTuple):
@@ -122,26 +129,32 @@ class Reader:
 
     async def page(self, wanted: ListOf, page_size: int, token: str, deadline: float) -> Page:
         """One page. Raises InvalidArgumentError for a token of another list or order."""
-        cursor = tokens.decode(token, wanted.scope, self.cluster.token_key) if token else None
-        columns = (await self._rows(wanted, cursor, page_size + 1, deadline)).columns
-        more = columns.shape[1] > page_size
-        columns = columns[:, :page_size]
-        if cursor is not None and cursor.backward:
-            columns = columns[:, ::-1]
-            before, after = more, True
-        else:
-            before, after = cursor is not None, more
-        if columns.shape[1]:
-            first = Cursor(int(columns[1, 0]), int(columns[0, 0]), backward=True)
-            last = Cursor(int(columns[1, -1]), int(columns[0, -1]))
-        else:
+        scope, key = wanted.scope, self.cluster.token_key
+        cursor = tokens.decode(token, scope, key) if token else None
+        rows = await self._rows(wanted, cursor, page_size + 1, deadline)
+        neighbors, sinces, _ = rows.columns
+        found = len(neighbors)
+        size = min(found, page_size)
+        backward = cursor is not None and cursor.backward
+        before, after = (found > size, True) if backward else (cursor is not None, found > size)
+        if size:
+            first, last = (size - 1, 0) if backward else (0, size - 1)
+            back, on = (
+                Cursor(sinces.item(first), neighbors.item(first), True) if before else None,
+                Cursor(sinces.item(last), neighbors.item(last)) if after else None,
+            )
+        elif cursor is not None:
             # Nothing is left on this side; the way back begins at the cursor's own row, which may still be there.
-            first, last = _turned(cursor, wanted.ascending)
-            before, after = before and cursor is not None, after and cursor is not None
+            turned_back, turned_on = _turned(cursor, wanted.ascending)
+            back, on = turned_back if before else None, turned_on if after else None
+        else:
+            back = on = None
         return Page(
-            columns,
-            tokens.encode(last, wanted.scope, self.cluster.token_key) if after else "",
-            tokens.encode(first, wanted.scope, self.cluster.token_key) if before else "",
+            rows,
+            size,
+            backward,
+            tokens.encode(on, scope, key) if on is not None else "",
+            tokens.encode(back, scope, key) if back is not None else "",
         )
 
     async def _rows(self, wanted: ListOf, cursor: Cursor | None, row_count: int, deadline: float) -> PageRows:
@@ -295,13 +308,11 @@ async def _all(asked: Sequence[Awaitable[T]]) -> list[T]:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-def _turned(cursor: Cursor | None, ascending: bool) -> tuple[Cursor, Cursor]:
+def _turned(cursor: Cursor, ascending: bool) -> tuple[Cursor, Cursor]:
     """Cursors (back, on) from an empty page: both take in the row at the cursor itself."""
-    if cursor is None:
-        return Cursor(0, 0, backward=True), Cursor(0, 0)
     # One id further, so that "strictly after" is "from here on". Against the list's order the step has the other sign.
     lower, higher = Cursor(cursor.since, cursor.id - 1), Cursor(cursor.since, cursor.id + 1)
     if cursor.id == MAX_ID:
         higher = Cursor(cursor.since + 1, -1)
     back, on = (higher, lower) if ascending else (lower, higher)
-    return replace(back, backward=True), on
+    return back._replace(backward=True), on

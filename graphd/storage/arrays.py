@@ -19,6 +19,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
+from psycopg.types.string import ByteaBinaryLoader
 
 _HEADER: Final = struct.Struct(">iiIii")
 _EMPTY_HEADER: Final = struct.Struct(">iiI")
@@ -140,6 +141,16 @@ def unpack(data: Buffer) -> npt.NDArray[np.int64]:
     return np.frombuffer(view, dtype=_PAIRS[INT8_OID], offset=_HEADER.size)["value"].astype(np.int64)
 
 
+def unpack_alike(arrays: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Several bigint[] of one and the same length, at least 1, without nulls, as Postgres sends them in binary; shape (arrays, n)."""
+    size = len(arrays[0])
+    n = (size - _HEADER.size) // _PAIRS[INT8_OID].itemsize
+    dimensions, nulls, _, length, _ = _HEADER.unpack_from(arrays[0])
+    assert (dimensions, nulls, length) == (1, 0, n), "one dimension, no nulls"
+    values = np.ndarray((len(arrays), n), ">i8", b"".join(arrays), _HEADER.size + 4, (size, _PAIRS[INT8_OID].itemsize))
+    return values.astype(np.int64)
+
+
 class _ArrayDumper(Dumper):
     format = Format.BINARY
 
@@ -172,3 +183,8 @@ def register(context: AdaptContext | Connection[Any] | AsyncConnection[Any]) -> 
     context.adapters.register_dumper(Int4s, _Int4sDumper)
     context.adapters.register_dumper(Int8s, _Int8sDumper)
     context.adapters.register_loader(_ARRAY_OIDS[INT8_OID], _Int8ArrayLoader)
+
+
+def register_raw(context: AdaptContext | Connection[Any] | AsyncConnection[Any]) -> None:
+    """Teach a connection to answer bigint[] as it came, as bytes for `unpack_alike`."""
+    context.adapters.register_loader(_ARRAY_OIDS[INT8_OID], ByteaBinaryLoader)

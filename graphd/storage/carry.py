@@ -14,13 +14,14 @@ from psycopg.rows import TupleRow
 from graphd.edge import Version
 from graphd.limits import MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
 from graphd.operations import FIRST_KEEPING_SINCE, GIVEN, Outcome, given_states, transition_matrix
-from graphd.storage.arrays import Int2s, Int4s, Int8s, Texts, Uuids
+from graphd.storage.arrays import Int2s, Int4s, Int8s, Texts, Uuids, unpack_alike
 from graphd.storage.items import (
     NO_ROWS,
     Answer,
     DegreesRead,
     EdgesRead,
     Nudge,
+    PageBlock,
     PageRead,
     PageRows,
     Remembered,
@@ -223,8 +224,18 @@ def _ask_pages(table: str, ascending: bool, reads: Sequence[PageRead]) -> Asked:
 
 
 def _settle_pages(rows: Sequence[TupleRow], reads: Sequence[PageRead]) -> None:
+    alike: dict[tuple[int, int, int], list[tuple[PageRead, bytes]]] = {}
     for item, owned, columns in rows:
-        reads[item].settle(PageRows(owned, NO_ROWS if columns is None else columns.reshape(3, -1)))
+        read = reads[item]
+        if columns is None:
+            read.settle(PageRows(owned, NO_ROWS, 0))
+        else:
+            alike.setdefault((len(columns), read.kind, read.state), []).append((read, columns))
+    for pages in alike.values():
+        columns = unpack_alike([data for _, data in pages])
+        block = PageBlock([read.owner_id for read, _ in pages], columns.reshape(len(pages), 3, -1))
+        for at, (read, _) in enumerate(pages):
+            read.settle(PageRows(True, block, at))
 
 
 async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:

@@ -6,7 +6,7 @@ Writes are settled through a callback, so that a batch of 500 needs one future a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -211,14 +211,37 @@ class DegreesRead(Read[list[tuple[bool, list[tuple[int, int, int]]]]]):
 
 
 EMPTY: Final[npt.NDArray[np.int64]] = np.empty(0, dtype=np.int64)
-NO_ROWS: Final[npt.NDArray[np.int64]] = np.empty((3, 0), dtype=np.int64)
+
+
+class PageBlock:
+    """Pages that came with one flush and are alike: same table, kind, state and number of rows. What is made of them is made of all at
+    once, which costs little more than of one."""
+
+    __slots__ = ("columns", "encoded", "owner_ids")
+
+    def __init__(self, owner_ids: Sequence[int], columns: npt.NDArray[np.int64]) -> None:
+        self.owner_ids = owner_ids
+        self.columns = columns
+        """Shape (pages, 3, n): neighbors, sinces and positions in the order asked for."""
+        self.encoded: npt.NDArray[np.uint8] | None = None
+        """What the reader made of the rows, kept for the other pages; shape (pages, n, bytes)."""
+
+
+NO_ROWS: Final = PageBlock((), np.empty((1, 3, 0), dtype=np.int64))
 
 
 class PageRows(NamedTuple):
-    """Rows of a list in the order asked for: shape (3, n), neighbors, sinces and positions; `owned` as in Answer."""
+    """Rows of a list: page `at` of a block; `owned` as in Answer."""
 
     owned: bool
-    columns: npt.NDArray[np.int64]
+    block: PageBlock
+    at: int
+
+    @property
+    def columns(self) -> npt.NDArray[np.int64]:
+        """Shape (3, n): neighbors, sinces and positions."""
+        columns: npt.NDArray[np.int64] = self.block.columns[self.at]
+        return columns
 
 
 class PageRead(Read[PageRows]):

@@ -20,7 +20,7 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.rows import TupleRow
 
-from graphd.storage.arrays import Packed
+from graphd.storage.arrays import Packed, register_raw
 from graphd.storage.queries import statement
 
 _PLACEHOLDER: Final = re.compile(rb"%\((\w+)\)s")
@@ -82,7 +82,8 @@ _END: Final = Prepared(
 
 
 class Session:
-    """One connection in pipeline mode. Not for two flushes at once. `lost` is called once, when it dies while idle."""
+    """One connection in pipeline mode. Not for two flushes at once. `lost` is called once, when it dies while idle. It answers bigint[] as
+    bytes, for `unpack_alike`."""
 
     def __init__(
         self, connection: AsyncConnection[TupleRow], backend: Backend, *, prepare: bool, lost: Callable[[], None]
@@ -90,6 +91,7 @@ class Session:
         self._connection = connection
         self.backend = backend
         self._pgconn = connection.pgconn
+        register_raw(connection)
         self._transformer = Transformer(connection)
         self._prepare, self._lost = prepare, lost
         self._known: set[bytes] = set()

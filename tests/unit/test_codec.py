@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto
 from hypothesis import given
@@ -14,6 +15,7 @@ from graphd.edge import Direction, State
 from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError
 from graphd.limits import MAX_AHEAD_US, MAX_ID, PURGE_HORIZON_US
 from graphd.operations import Operation
+from graphd.storage.items import PageBlock, PageRows
 from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
 from router import codec, wire
@@ -229,11 +231,20 @@ lists = st.builds(
 rows = st.lists(st.tuples(ids, ids, ids), max_size=40)
 
 
-@given(lists, rows, st.text(max_size=44), st.text(max_size=44))
+tokens_ = st.sampled_from(["", "t" * 44])
+
+
+def page_of(wanted: ListOf, columns: npt.NDArray[np.int64], next_: str = "", last: str = "") -> Page:
+    """A page that came alone."""
+    block = PageBlock([wanted.account_id], columns[None])
+    return Page(PageRows(True, block, 0), columns.shape[1], False, next_, last)
+
+
+@given(lists, rows, tokens_, tokens_)
 def test_pages_are_what_protobuf_writes(
     wanted: ListOf, found: list[tuple[int, int, int]], next_: str, last: str
 ) -> None:
-    page = Page(np.array(found, dtype=np.int64).reshape(-1, 3).T, next_, last)
+    page = page_of(wanted, np.array(found, dtype=np.int64).reshape(-1, 3).T, next_, last)
     forward = wanted.direction is Direction.FORWARD
     edges = [
         pb.Edge(
@@ -252,7 +263,7 @@ def test_pages_are_what_protobuf_writes(
             kind(edges=edges, **tokens),
             kind(ids=[r[0] for r in found], since=[r[1] for r in found], **tokens),
         )
-        # The columns come in another order within an edge than protobuf's own, so and varints are padded: messages are compared, not bytes.
+        # The columns come in another order within an edge than protobuf's own, and varints are padded: messages are compared, not bytes.
         assert kind.FromString(codec.page_bytes(wanted, pb.VIEW_FULL, page)) == full
         assert kind.FromString(codec.page_bytes(wanted, pb.VIEW_UNSPECIFIED, page)) == full
         assert kind.FromString(codec.page_bytes(wanted, pb.VIEW_IDS, page)) == columns
@@ -262,7 +273,7 @@ def test_the_extremes_of_a_page() -> None:
     columns = np.array([0, 1, 127, 128, MAX_ID], dtype=np.int64)
     for direction in Direction:
         wanted = ListOf(direction, MAX_ID, Kind(3, "k" * 32), State.BLOCKED, False)
-        data = wire.list_edges(wanted, Page(np.stack([columns] * 3), "", ""))
+        data = wire.list_edges(wanted, page_of(wanted, np.stack([columns] * 3)))
         answer = pb.ListFollowersResponse.FromString(data)
         assert [edge.since for edge in answer.edges] == columns.tolist()
         # An id of 0 is there, not missing.
