@@ -132,7 +132,7 @@ class Relay:
         for row, future in sent:
             answer = future.result() if future.done() else False
             if answer is True:
-                self._shard.strike(row.slot, row.id)
+                self._shard.strike(row.peer_slot, row.id)
                 self.stats.delivered += 1
             elif isinstance(answer, BadItemError) and row.attempts >= RELAY_MAX_REFUSALS:
                 bad.append((row, f"refused by the destination's store (sqlstate {answer.sqlstate})"))

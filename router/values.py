@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from graphd.edge import Version
@@ -16,8 +15,7 @@ from graphd.topology import Kind
 _FINGERPRINT: Final = struct.Struct(">BqqhBqB")
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """A checked write. `position` None: live."""
 
     operation: Operation

@@ -249,7 +249,7 @@ class _Run:
             assert self.shard is not None
             assert self.outcome is not None
             if self.outbox_id is not None:
-                self.shard.strike(self.item.slot, self.outbox_id)
+                self.shard.strike(self.item.peer_slot, self.outbox_id)
             self.finish(self.outcome)
         else:
             self.writer.spawn(self, self._deliver_again())
@@ -379,22 +379,27 @@ class Writer:
         return await self._carry_out(group, runs, deadline)
 
     async def _carry_out(self, group: _Group, runs: Sequence[_Run], deadline: float) -> list[Result]:
-        if len(runs) == 1:
-            runs[0].begin()
-        else:
-            for run in _first_of_each_edge(group, runs):
-                run.begin()
-        if not group.done.done():
-            alarm = asyncio.get_running_loop().call_at(deadline, group.expire)
-            try:
-                await group.done
-            except asyncio.CancelledError:
-                group.expire()
-                raise
-            finally:
-                alarm.cancel()
-                if group.reverse_timer is not None:
-                    group.reverse_timer.cancel()
+        try:
+            if len(runs) == 1:
+                runs[0].begin()
+            else:
+                for run in _first_of_each_edge(group, runs):
+                    run.begin()
+            if not group.done.done():
+                alarm = asyncio.get_running_loop().call_at(deadline, group.expire)
+                try:
+                    await group.done
+                finally:
+                    alarm.cancel()
+        except asyncio.CancelledError:
+            group.expire()
+            raise
+        finally:
+            if group.reverse_timer is not None:
+                group.reverse_timer.cancel()
+            # All are finished. Without the circle between a group and its runs nothing is left to the garbage collector, which took a
+            # fifth of a batch's time.
+            group.runs.clear()
         return [result for result in group.results if result is not None]
 
 

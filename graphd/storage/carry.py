@@ -94,7 +94,7 @@ def _version_columns(versions: Sequence[ReverseItem]) -> dict[str, Any]:
 
 
 async def carry_writes(session: Session, batch: Sequence[WriteLaneItem], strikes: Sequence[tuple[int, UUID]]) -> None:
-    """Operations, reverse versions and strikes (slot, outbox id) of one shard, in one transaction."""
+    """Operations, reverse versions and strikes (peer slot, outbox id) of one shard, in one transaction."""
     writes: list[WriteItem] = []
     versions: list[ReverseItem] = []
     for item in batch:
@@ -111,7 +111,7 @@ async def carry_writes(session: Session, batch: Sequence[WriteLaneItem], strikes
         **_operation_columns(writes),
         **_receipt_columns(writes),
         **_version_columns(versions),
-        "o_slot": Int2s([slot for slot, _ in strikes]) if strikes else _NO_INT2,
+        "o_peer_slot": Int2s([slot for slot, _ in strikes]) if strikes else _NO_INT2,
         "o_id": Uuids([id_ for _, id_ in strikes]),
     }
     _, rows = await session.run(
@@ -130,7 +130,7 @@ def _settle_writes(rows: Sequence[TupleRow], writes: Sequence[WriteItem], versio
         if at < 0:
             owned[-1 - at] = True
         else:
-            writes[at].settle(writes[at], _answer(row))
+            writes[at].answer(_answer(row))
     for version, here in zip(versions, owned, strict=True):
         version.settle(here)
 

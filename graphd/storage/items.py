@@ -65,6 +65,7 @@ class WriteItem:
     stamp: int
     receipt: Receipt | None
     settle: Callable[[WriteItem, Answer | GraphdError], None]
+    """Called once, by `answer` or `fail`."""
     abandoned: bool = False
     sent: bool = False
 
@@ -79,9 +80,18 @@ class WriteItem:
         """One row."""
         return 1
 
+    def answer(self, result: Answer | GraphdError) -> None:
+        """Settle. Whoever waits is let go of, or he and his item would be left to the garbage collector."""
+        settle, self.settle = self.settle, _settled
+        settle(self, result)
+
     def fail(self, error: GraphdError) -> None:
         """Settle with an error."""
-        self.settle(self, error)
+        self.answer(error)
+
+
+def _settled(item: WriteItem, answer: Answer | GraphdError) -> None:
+    """Nobody waits any more; only a lane that met a bug while it settled a batch comes here."""
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,7 @@ class Owed(NamedTuple):
     """An outbox row: the edge whose reverse half may be behind. `attempts` counts this one."""
 
     slot: int
+    peer_slot: int
     id: UUID
     kind: int
     source_id: int
@@ -52,7 +53,7 @@ class Outbox:
             await connection.execute(
                 statement("relay", "put_off"),
                 {
-                    "slot": Int2s([row.slot for row in rows]),
+                    "peer_slot": Int2s([row.peer_slot for row in rows]),
                     "id": [row.id for row in rows],
                     "first_s": RELAY_BACKOFF_FIRST_S,
                     "most_s": RELAY_BACKOFF_MAX_S,
@@ -65,7 +66,7 @@ class Outbox:
             await connection.execute(
                 statement("relay", "park"),
                 {
-                    "slot": Int2s([row.slot for row in rows]),
+                    "peer_slot": Int2s([row.peer_slot for row in rows]),
                     "id": [row.id for row in rows],
                     "problem": list(problems),
                 },

@@ -277,11 +277,11 @@ class Shard:
         """Queue a reverse version; it belongs to a write already begun, so it is never shed."""
         self.writes.submit(item, forced=True)
 
-    def strike(self, slot: int, outbox_id: UUID) -> None:
+    def strike(self, peer_slot: int, outbox_id: UUID) -> None:
         """Delete an outbox row with the next flush: its version has been delivered to a shard that owned it."""
         if len(self._strikes) < 10 * MAX_STRIKES:
             # Beyond that the shard has been away for long: the relay will find these delivered.
-            self._strikes.append((slot, outbox_id))
+            self._strikes.append((peer_slot, outbox_id))
         if self._strike_timer is None:
             self._strike_timer = asyncio.get_running_loop().call_later(self._strike_pause_s, self._strike_idle)
 

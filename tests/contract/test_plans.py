@@ -277,7 +277,7 @@ def test_what_is_owed_to_a_shard_that_is_away_costs_the_lease_nothing(session: p
 def test_rows_of_the_outbox_are_found_by_the_primary_key(
     session: psycopg.Connection[Any], name: str, values: dict[str, Any]
 ) -> None:
-    rows = session.execute("SELECT slot, id FROM outbox ORDER BY id LIMIT 100").fetchall()
+    rows = session.execute("SELECT peer_slot, id FROM outbox ORDER BY id LIMIT 100").fetchall()
     with session.transaction(force_rollback=True):
         plan = explain(
             session,
@@ -285,7 +285,7 @@ def test_rows_of_the_outbox_are_found_by_the_primary_key(
             name,
             None,
             "relay",
-            slot=",".join(str(slot) for slot, _ in rows),
+            peer_slot=",".join(str(slot) for slot, _ in rows),
             id=",".join(str(row) for _, row in rows),
             **values,
         )

@@ -3,7 +3,8 @@
 
 -- name: lease
 -- Rows that are due, of slots owned here and owed to slots that can be reached now, put off so that no other relay takes them
--- meanwhile. No lock is held while they are delivered. Each attempt is counted before it is made. Slots asked for first go first.
+-- meanwhile. No lock is held while they are delivered. Each attempt is counted before it is made. Slots asked for first go first, and in
+-- each slot what is owed for longest.
 UPDATE outbox AS o
 SET due = now() + %(lease_s)s::float8 * interval '1 second', attempts = o.attempts + 1
 WHERE o.ctid = ANY (ARRAY(
@@ -14,13 +15,13 @@ WHERE o.ctid = ANY (ARRAY(
         FROM outbox AS p
         WHERE p.peer_slot = r.slot AND p.due <= now() AND NOT p.parked
             AND (SELECT s.owned FROM slots AS s WHERE s.slot = p.slot)
-        ORDER BY p.due
+        ORDER BY p.id
         LIMIT %(row_count)s::integer
         FOR UPDATE SKIP LOCKED
     ) AS d
     LIMIT %(row_count)s::integer
 ))
-RETURNING o.slot, o.id, o.kind, o.source_id, o.destination_id, o.attempts;
+RETURNING o.slot, o.peer_slot, o.id, o.kind, o.source_id, o.destination_id, o.attempts;
 
 -- name: put_off
 -- Rows that could not be delivered now become due again after a pause that doubles with each attempt. What another relay holds is its own.
@@ -28,9 +29,9 @@ UPDATE outbox AS o
 SET due = now() + least(%(most_s)s::float8, %(first_s)s::float8 * 2 ^ least(o.attempts - 1, 30)) * interval '1 second'
 WHERE o.ctid = ANY (ARRAY(
     SELECT d.place
-    FROM unnest(%(slot)s::smallint[], %(id)s::uuid[]) AS k (slot, id)
+    FROM unnest(%(peer_slot)s::smallint[], %(id)s::uuid[]) AS k (peer_slot, id)
     CROSS JOIN LATERAL (
-        SELECT p.ctid AS place FROM outbox AS p WHERE p.slot = k.slot AND p.id = k.id FOR UPDATE SKIP LOCKED
+        SELECT p.ctid AS place FROM outbox AS p WHERE p.peer_slot = k.peer_slot AND p.id = k.id FOR UPDATE SKIP LOCKED
     ) AS d
 ));
 
@@ -40,9 +41,9 @@ UPDATE outbox AS o
 SET parked = true, problem = (%(problem)s::text[])[array_position(%(id)s::uuid[], o.id)]
 WHERE o.ctid = ANY (ARRAY(
     SELECT d.place
-    FROM unnest(%(slot)s::smallint[], %(id)s::uuid[]) AS k (slot, id)
+    FROM unnest(%(peer_slot)s::smallint[], %(id)s::uuid[]) AS k (peer_slot, id)
     CROSS JOIN LATERAL (
-        SELECT p.ctid AS place FROM outbox AS p WHERE p.slot = k.slot AND p.id = k.id FOR UPDATE SKIP LOCKED
+        SELECT p.ctid AS place FROM outbox AS p WHERE p.peer_slot = k.peer_slot AND p.id = k.id FOR UPDATE SKIP LOCKED
     ) AS d
 ));
 

@@ -175,9 +175,9 @@ struck AS (
     DELETE FROM outbox
     WHERE ctid = ANY (ARRAY(
         SELECT o.place
-        FROM unnest(%(o_slot)s::smallint[], %(o_id)s::uuid[]) AS d (slot, id)
+        FROM unnest(%(o_peer_slot)s::smallint[], %(o_id)s::uuid[]) AS d (peer_slot, id)
         CROSS JOIN LATERAL (
-            SELECT p.ctid AS place FROM outbox AS p WHERE p.slot = d.slot AND p.id = d.id FOR UPDATE SKIP LOCKED
+            SELECT p.ctid AS place FROM outbox AS p WHERE p.peer_slot = d.peer_slot AND p.id = d.id FOR UPDATE SKIP LOCKED
         ) AS o
     ))
 )

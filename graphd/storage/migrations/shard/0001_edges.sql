@@ -59,6 +59,8 @@ CREATE TABLE degrees (
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- Versions still owed to a slot of another shard. It names the edge alone: whoever delivers reads the forward half as it is then.
+-- The key begins with the slot owed to: what a shard that is away is owed stands in nobody's way, however much it grows. There is no index
+-- by due time: most rows live for milliseconds, and what has been put off is due again within seconds, so the relay reads past it.
 CREATE TABLE outbox (
     id uuid NOT NULL,
     source_id bigint NOT NULL,
@@ -70,14 +72,11 @@ CREATE TABLE outbox (
     kind smallint NOT NULL,
     parked boolean NOT NULL DEFAULT false,
     problem text,
-    PRIMARY KEY (slot, id)
+    PRIMARY KEY (peer_slot, id)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000
 );
-
--- By the slot that is owed to: what a shard that is away is owed stands in nobody's way, however much it grows.
-CREATE INDEX outbox_due ON outbox (peer_slot, due) WHERE NOT parked;
 
 -- The remembered answers to writes that carried a request id. namespace 1: callers'; 2: internal ones.
 CREATE TABLE receipts (
