@@ -5,7 +5,7 @@ Every field is checked here, once, and a broken rule names the field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from graphd.limits import (
 )
 from graphd.operations import Operation
 from graphd.setops import descending
-from graphd.topology import Topology
+from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
 from router import wire
 from router.reads import Degrees, ListOf, Page
@@ -281,6 +281,43 @@ def item_result(request: pb.Write, write: Write | None, result: Result) -> pb.Wr
         failed.outcome = pb.OUTCOME_REFUSED
         failed.reason = "OUT_OF_RANGE" if isinstance(result, OutOfRangeError) else "INVALID"
     return failed
+
+
+def batch_bytes(
+    requests: Sequence[pb.Write], writes: Sequence[Write | GraphdError], results: Sequence[Result]
+) -> bytes:
+    """The results of a batch as the wire bytes of BatchWriteResponse. Nearly all are of one kind and say only what is stored now: these are
+    written together."""
+    kind = next((write.kind for write in writes if isinstance(write, Write)), None)
+    plain = [_plain(write, result, kind) for write, result in zip(writes, results, strict=True)]
+    together = [pair for pair in plain if pair is not None]
+    if kind is None or not together:
+        rows: Iterator[bytes] = iter(())
+    else:
+        cells = wire.write_results(together, kind.name)
+        if len(together) == len(plain):
+            return cells.tobytes()
+        rows = (row.tobytes() for row in cells)
+    return b"".join(
+        next(rows) if pair is not None else _one_result(request, write, result)
+        for pair, request, write, result in zip(plain, requests, writes, results, strict=True)
+    )
+
+
+def _plain(write: Write | GraphdError, result: Result, kind: Kind | None) -> tuple[Write, WriteOutcome] | None:
+    if (
+        isinstance(write, Write)
+        and write.kind is kind
+        and isinstance(result, WriteOutcome)
+        and result.version is not None
+    ):
+        return None if result.reason else (write, result)
+    return None
+
+
+def _one_result(request: pb.Write, write: Write | GraphdError, result: Result) -> bytes:
+    checked = None if isinstance(write, GraphdError) else write
+    return pb.BatchWriteResponse(results=(item_result(request, checked, result),)).SerializeToString()
 
 
 def by_state(degrees: Degrees) -> list[pb.StateDegree]:

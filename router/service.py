@@ -179,20 +179,15 @@ class GraphService:
             raise RefusedError(result.reason, _REFUSALS.get(result.reason, "the stored state does not allow it"))
         return codec.write_result(write, result)
 
-    async def batch_write(self, request: pb.BatchWriteRequest, deadline: float) -> pb.BatchWriteResponse:
+    async def batch_write(self, request: pb.BatchWriteRequest, deadline: float) -> bytes:
         """Each item for itself."""
         checked = self._checker.batch(request.writes, self._cluster.topology, now_us())
         writes = [write for write in checked if not isinstance(write, GraphdError)]
         results = iter(await self._writer.write(writes, deadline) if writes else ())
-        answers: list[pb.WriteResult] = []
-        for asked, write in zip(request.writes, checked, strict=True):
-            if isinstance(write, GraphdError):
-                answers.append(codec.item_result(asked, None, write))
-            else:
-                result = next(results)
-                self._count(result)
-                answers.append(codec.item_result(asked, write, result))
-        return pb.BatchWriteResponse(results=answers)
+        settled = [write if isinstance(write, GraphdError) else next(results) for write in checked]
+        for result in settled:
+            self._count(result)
+        return codec.batch_bytes(request.writes, checked, settled)
 
     def _count(self, result: Result) -> None:
         outcomes = self._metrics.outcomes

@@ -18,6 +18,7 @@ from graphd.edge import Direction, Key, Version
 from graphd.storage.items import PageBlock
 from graphd.v1 import graph_pb2 as pb
 from router.reads import ListOf, Page
+from router.values import Write, WriteOutcome
 
 VARINT_BYTES: Final = 9
 FIELD_BYTES: Final = 1 + VARINT_BYTES
@@ -45,6 +46,8 @@ _RESULTS: Final = pb.BatchGetEdgesResponse.DESCRIPTOR.fields_by_name["results"].
 _RESULT: Final = {
     name: field.number << 3 for name, field in pb.BatchGetEdgesResponse.Result.DESCRIPTOR.fields_by_name.items()
 }
+_WRITTEN: Final = pb.BatchWriteResponse.DESCRIPTOR.fields_by_name["results"].number << 3 | _LENGTH_DELIMITED
+_WRITE_RESULT: Final = {name: field.number << 3 for name, field in pb.WriteResult.DESCRIPTOR.fields_by_name.items()}
 _NOT_FOUND: Final = bytes([_RESULTS, 0])
 
 Column = tuple[int, npt.NDArray[np.int64]]
@@ -140,3 +143,39 @@ def edge_results(keys: Sequence[Key], versions: Sequence[Version | None], kind: 
         return cells.tobytes()
     written = iter(cells)
     return b"".join(next(written).tobytes() if version is not None else _NOT_FOUND for version in versions)
+
+
+def write_results(written: Sequence[tuple[Write, WriteOutcome]], kind: str) -> npt.NDArray[np.uint8]:
+    """`results` of a BatchWriteResponse, shape (n, bytes): writes of one kind, each with a version and no reason."""
+    same = _kind(kind) + bytes([_EDGE["state"], 0])
+    flags = ("outcome", "duplicate", "reverse_pending")
+    small = b"".join(bytes([_WRITE_RESULT[name], 0]) for name in flags)
+    # At most 34 + 2 + 40 bytes, and 8 around them: both lengths are one byte.
+    edge_length = len(same) + 4 * FIELD_BYTES
+    head = bytes([_WRITTEN, len(small) + 2 + edge_length]) + small
+    head += bytes([_WRITE_RESULT["edge"] | _LENGTH_DELIMITED, edge_length]) + same
+    sources, destinations, positions, states, sinces, *flagged = np.array(
+        [
+            (
+                write.source_id,
+                write.destination_id,
+                *(told.version or ()),
+                told.outcome,
+                told.duplicate,
+                told.reverse_pending,
+            )
+            for write, told in written
+        ],
+        dtype=np.int64,
+    ).T
+    columns = [
+        (_EDGE["source_id"], sources),
+        (_EDGE["destination_id"], destinations),
+        (_EDGE["position"], positions),
+        (_EDGE["since"], sinces),
+    ]
+    cells = rows(head, columns)
+    cells[:, len(head) - 1] = states
+    for at, values in enumerate(flagged):
+        cells[:, 3 + 2 * at] = values
+    return cells

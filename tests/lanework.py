@@ -85,7 +85,9 @@ class Shards:
             assert op.answer is not None, "every item is settled"
             assert op.answer.owned
             if op.answer.outbox_id is not None and op.answer.version is not None:
-                self.owed.append(Owed(op.key, op.answer.version, (self._slot(op.key.destination_id), op.answer.outbox_id)))
+                self.owed.append(
+                    Owed(op.key, op.answer.version, (self._slot(op.key.destination_id), op.answer.outbox_id))
+                )
         assert all(version.answer for version in versions), "delivered to the shard that owns them"
 
     async def deliver_all(self) -> None:

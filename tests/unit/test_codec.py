@@ -11,10 +11,10 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphd.edge import Direction, State
-from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError
+from graphd.edge import Direction, State, Version
+from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError, OverloadedError
 from graphd.limits import MAX_AHEAD_US, MAX_ID, PURGE_HORIZON_US
-from graphd.operations import Operation
+from graphd.operations import Operation, Outcome
 from graphd.storage.items import PageBlock, PageRows
 from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
@@ -22,6 +22,7 @@ from router import codec, wire
 from router.codec import Checker
 from router.reads import ListOf, Page
 from router.setreads import ListIds
+from router.values import Write, WriteOutcome
 
 FOLLOW, MUTE = Kind(1, "follow"), Kind(2, "mute", allow_self=True)
 TOPOLOGY = Topology(1, ("s1",), ("s1",) * 4, {"follow": FOLLOW, "mute": MUTE})
@@ -289,3 +290,30 @@ def test_one_writer_serves_both_list_responses() -> None:
 
     assert shape(pb.ListFollowersResponse) == shape(pb.ListFollowingResponse)
     assert shape(pb.ListFollowersRequest) == shape(pb.ListFollowingRequest)
+
+
+kinds = st.sampled_from([FOLLOW, Kind(3, "k" * 32)])
+writes = st.builds(Write, st.just(Operation.FOLLOW), ids, ids, kinds)
+outcomes = st.builds(
+    WriteOutcome,
+    st.none() | st.builds(Version, ids, st.sampled_from(State).map(int), ids),
+    st.sampled_from(Outcome),
+    st.sampled_from(["", "", "", "BLOCKED"]),
+    st.booleans(),
+    st.booleans(),
+)
+invalid = st.just(InvalidArgumentError("kind", "must be one"))
+settled = st.tuples(writes, outcomes | st.just(OverloadedError("shard s1", 0.1))) | st.tuples(invalid, invalid)
+
+
+@given(st.lists(settled, min_size=1, max_size=20))
+def test_results_of_a_batch_are_what_protobuf_writes(
+    found: list[tuple[Write | GraphdError, WriteOutcome | GraphdError]],
+) -> None:
+    requests = [pb.Write(source_id=3, kind="no") for _ in found]
+    data = codec.batch_bytes(requests, [write for write, _ in found], [result for _, result in found])
+    expected = [
+        codec.item_result(request, write if isinstance(write, Write) else None, result)
+        for request, (write, result) in zip(requests, found, strict=True)
+    ]
+    assert pb.BatchWriteResponse.FromString(data) == pb.BatchWriteResponse(results=expected)
