@@ -158,6 +158,22 @@ async def test_a_stamp_is_held_to_the_database_s_clock(shards: Shards) -> None:
     assert now < op.answer.version.position < now + MAX_AHEAD_US + 60_000_000
 
 
+@pytest.mark.parametrize("ahead_us", [MAX_AHEAD_US // 2, MAX_AHEAD_US + 60_000_000])
+async def test_a_given_position_ahead_of_the_database_s_clock_is_not_written(shards: Shards, ahead_us: int) -> None:
+    # A router whose clock is fast lets it pass; nothing could be written over it until the time has come.
+    source = shards.accounts("s1", 1, 700_000 + ahead_us)[0]
+    key = Key(FOLLOW_KIND, source, source + 1)
+    op = Op(Operation.FOLLOW, key, time.time_ns() // 1000 + ahead_us, given=True)
+    await shards.carry("s1", [op])
+    assert op.answer is not None
+    is_stored = (source, source + 1, FOLLOW_KIND) in edges(shards.databases)
+    if ahead_us < MAX_AHEAD_US:
+        assert (op.answer.ahead, op.outcome, is_stored) == (False, Outcome.APPLIED, True)
+    else:
+        assert (op.answer.ahead, op.answer.version, is_stored) == (True, None, False)
+    await shards.deliver_all()
+
+
 async def test_a_second_use_of_a_receipt_does_nothing(shards: Shards) -> None:
     shards.databases.clear()
     source, destination = shards.accounts("s1", 2)
