@@ -12,6 +12,7 @@ import asyncio
 import math
 import random
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -126,7 +127,7 @@ class Patience:
         return True
 
 
-class Connection:
+class Connection(ABC):
     """What Client and AdminClient share: a channel to the routers, opened in the event loop that uses it.
 
     `target` is host:port, any other target of gRPC (a name with several addresses is spread over all of them), or a list of
@@ -178,9 +179,9 @@ class Connection:
             await self._channel.close()
             self._channel = None
 
+    @abstractmethod
     def _bind(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""
-        raise NotImplementedError
 
     async def wait_ready(self, timeout_s: float = DEFAULT_DEADLINE_S) -> None:
         """Return as soon as a router is connected. Calls do this by themselves. Raises RouterUnavailableError."""

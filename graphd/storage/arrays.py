@@ -37,19 +37,8 @@ _PAIRS: Final = {
 }
 
 
-class Packed:
-    """An array parameter that knows its own wire form."""
-
-    __slots__ = ()
-
-    @property
-    def packed(self) -> bytes:
-        """As Postgres receives it in binary."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
-class Int2s(Packed):
+class Int2s:
     """A smallint[] parameter."""
 
     values: Sequence[int] | npt.NDArray[Any]
@@ -61,7 +50,7 @@ class Int2s(Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Int4s(Packed):
+class Int4s:
     """An integer[] parameter."""
 
     values: Sequence[int] | npt.NDArray[Any]
@@ -73,7 +62,7 @@ class Int4s(Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Int8s(Packed):
+class Int8s:
     """A bigint[] parameter."""
 
     values: Sequence[int] | npt.NDArray[Any]
@@ -85,7 +74,7 @@ class Int8s(Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts(Packed):
+class Texts:
     """A text[] parameter, for sessions only."""
 
     values: Sequence[str]
@@ -97,7 +86,7 @@ class Texts(Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Uuids(Packed):
+class Uuids:
     """A uuid[] parameter, for sessions only."""
 
     values: Sequence[UUID]
@@ -106,6 +95,10 @@ class Uuids(Packed):
     def packed(self) -> bytes:
         """As Postgres receives it in binary."""
         return _pack_bytes([value.bytes for value in self.values], UUID_OID)
+
+
+PACKED: Final = (Int2s, Int4s, Int8s, Texts, Uuids)
+"""Array parameters, which know their own wire form."""
 
 
 def _pack_bytes(values: Sequence[bytes], element_oid: int) -> bytes:

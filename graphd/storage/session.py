@@ -20,7 +20,7 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.rows import TupleRow
 
-from graphd.storage.arrays import Packed, register_raw
+from graphd.storage.arrays import PACKED, register_raw
 from graphd.storage.queries import statement
 
 _PLACEHOLDER: Final = re.compile(rb"%\((\w+)\)s")
@@ -41,7 +41,7 @@ class Prepared:
         formats: list[int] = []
         for name in self.names:
             value = values[name]
-            if isinstance(value, Packed):
+            if isinstance(value, PACKED):
                 data.append(value.packed)
                 formats.append(_BINARY)
             else:
