@@ -174,7 +174,7 @@ async def test_a_relay_whose_session_falls_silent_goes_on(site: Site) -> None:
             lambda: asyncio.to_thread(relay.reaches, site.databases.names), 10, "the relay reaches every shard"
         )
         proxy = site.proxies["s1"]
-        proxy.trip = b"hashint8extended(p.destination_id, 0)"
+        proxy.trip = b"attempts = o.attempts + 1"
         proxy.cut()
         await eventually(lambda: proxy.mode is Mode.HOLD, 10, "the relay leases")
         site.databases.do("UPDATE outbox SET due = now()")
