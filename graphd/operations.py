@@ -47,7 +47,8 @@ class Rule:
     """One row of the table.
 
     `after` maps the stored state (None: absent) to the state after; what is missing is refused, with the reason in `refusals` for
-    that state or else `refusal`. `given` is the state of a given write; None for internal operations, which are never given.
+    that state or else `refusal`. `given` is the state of a given write; None for internal operations, which are never given. `counter` is
+    what a live write that changed the state owes to the edge the other way.
     """
 
     after: dict[State | None, State]
@@ -56,6 +57,7 @@ class Rule:
     refusals: dict[State, str] | None = None
     keeps_since: bool = False
     acts_as_destination: bool = False
+    counter: Operation | None = None
 
 
 _A, _P, _R, _B = State.ACTIVE, State.PENDING, State.REMOVED, State.BLOCKED
@@ -74,6 +76,7 @@ TABLE: Final[dict[Operation, Rule]] = {
         after={None: _B, _A: _B, _P: _B, _BY_S: _B, _BY_D: _B, _BY_2: _B, _R: _B, _B: _B},
         given=_B,
         acts_as_destination=True,
+        counter=Operation.UNFOLLOW,
     ),
     Operation.UNBLOCK: Rule(after={_B: _R}, given=_R, refusal="NOT_BLOCKED", acts_as_destination=True),
     Operation.ARCHIVE_BY_SOURCE: Rule(
@@ -106,6 +109,11 @@ def transition_matrix() -> list[list[int]]:
 def given_states() -> list[int]:
     """The state of a given write for each operation from 1 on; 0 for internal operations."""
     return [int(TABLE[operation].given or 0) for operation in Operation]
+
+
+def counter_operations() -> list[int]:
+    """What each operation from 1 on owes to the edge the other way; 0 for nothing."""
+    return [int(TABLE[operation].counter or 0) for operation in Operation]
 
 
 def refusal_reason(operation: Operation, stored: State | None) -> str | None:

@@ -13,8 +13,10 @@ from prometheus_client.registry import Collector
 
 from graphd.config import Config
 from graphd.errors import GraphdError
+from graphd.limits import PURGE_HORIZON_US, RECEIPT_KEEP_S
 from graphd.observe import Observer, split_listen
 from graphd.storage.cluster import Cluster
+from graphd.storage.items import Namespace
 from graphd.storage.outbox import Backlog, Outbox
 from graphd.storage.shard import Shard, ShardSettings
 from repair.relay import Relay, goes_on
@@ -128,11 +130,12 @@ class Daemon:
         while goes_on():
             pause_s = SWEEP_EVERY_S
             try:
-                swept = await outbox.sweep_receipts(SWEEP_ROWS)
+                swept = await outbox.sweep_receipts(SWEEP_ROWS, Namespace.CALLERS, RECEIPT_KEEP_S)
+                internal = await outbox.sweep_receipts(SWEEP_ROWS, Namespace.INTERNAL, PURGE_HORIZON_US / 1_000_000)
             except GraphdError as error:
                 log.debug("sweep.waits", shard=shard.name, error=type(error).__name__)
             else:
-                self._metrics.swept[shard.name] = self._metrics.swept.get(shard.name, 0) + swept
-                if swept == SWEEP_ROWS:
+                self._metrics.swept[shard.name] = self._metrics.swept.get(shard.name, 0) + swept + internal
+                if SWEEP_ROWS in (swept, internal):
                     pause_s = SWEEP_PAUSE_S
             await asyncio.sleep(pause_s)

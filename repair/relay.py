@@ -16,12 +16,14 @@ from typing import Final
 
 import structlog
 
-from graphd.edge import Version
+from graphd.clock import now_us
+from graphd.edge import State, Version
 from graphd.errors import BadItemError, GraphdError
 from graphd.limits import MAX_ID, RELAY_BACKOFF_MAX_S, RELAY_BATCH, RELAY_LEASE_S, RELAY_MAX_REFUSALS
+from graphd.operations import Operation, Outcome, counter_operations
 from graphd.placement import slot_of
 from graphd.storage.cluster import Cluster
-from graphd.storage.items import EdgeKeys, ReverseItem
+from graphd.storage.items import Answer, EdgeKeys, ReverseItem, WriteItem, debt_receipt
 from graphd.storage.outbox import Outbox, Owed
 from graphd.storage.shard import Shard
 
@@ -29,6 +31,9 @@ log = structlog.get_logger()
 
 DELIVERY_TIMEOUT_S: Final = RELAY_LEASE_S / 2
 """Given up well before the lease ends, so that no two relays carry the same row."""
+
+
+_COUNTERS: Final = frozenset([0, *counter_operations()])
 
 
 @dataclass(slots=True)
@@ -57,6 +62,8 @@ def problem_of(row: Owed, slots: int, kinds: frozenset[int]) -> str | None:
         return "there is no such kind"
     if slot_of(row.source_id, slots) != row.slot:
         return "the slot is not that of the source"
+    if row.operation not in _COUNTERS:
+        return "no edge owes this operation"
     return None
 
 
@@ -124,13 +131,20 @@ class Relay:
                 later.append(row)
             elif version is None:
                 bad.append((row, "there is no forward half"))
-            else:
+            elif not row.operation:
                 sent.append((row, self._send(row, version, slots)))
+            elif version.state == State.BLOCKED:
+                sent.append((row, asyncio.ensure_future(self._counter(row, slots))))
+            else:
+                # The Block does not stand any more: what it owed was given up with it.
+                self._shard.strike(row.peer_slot, row.id)
         if sent:
-            await asyncio.wait([answer for _, answer in sent], timeout=DELIVERY_TIMEOUT_S)
+            _, late = await asyncio.wait([answer for _, answer in sent], timeout=DELIVERY_TIMEOUT_S)
+            for future in late:
+                future.cancel()
         stale = False
         for row, future in sent:
-            answer = future.result() if future.done() else False
+            answer = future.result() if future.done() and not future.cancelled() else False
             if answer is True:
                 self._shard.strike(row.peer_slot, row.id)
                 self.stats.delivered += 1
@@ -160,6 +174,45 @@ class Relay:
         except GraphdError as error:
             settle(error)
         return answer
+
+    async def _counter(self, row: Owed, slots: int) -> bool | GraphdError:
+        """Carry out what an edge owes to the edge the other way; True when it is done, by whomever."""
+        answer: asyncio.Future[Answer | GraphdError] = asyncio.get_running_loop().create_future()
+
+        def settle(_: WriteItem, result: Answer | GraphdError) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        slot = slot_of(row.destination_id, slots)
+        shard = self._cluster.shard_of(slot)
+        receipt = debt_receipt(row.destination_id, row.id)
+        item = WriteItem(
+            row.destination_id,
+            row.source_id,
+            row.kind,
+            slot,
+            row.slot,
+            Operation(row.operation),
+            False,
+            now_us(),
+            receipt,
+            settle,
+        )
+        try:
+            shard.write(item)
+            result = await answer
+            if isinstance(result, GraphdError):
+                return result
+            if result.owned and result.version is None and result.remembered is None:
+                # Refused, as a follow is that is itself blocked. Whether this receipt or a twin's is kept, it is settled.
+                keys = EdgeKeys([row.destination_id], [row.kind], [slot], [row.source_id])
+                [(owned, stored)] = await shard.edges(keys)
+                if not owned:
+                    return False
+                await shard.remember(slot, receipt, Outcome.REFUSED, stored)
+        except GraphdError as error:
+            return error
+        return result.owned
 
     async def _park(self, bad: Sequence[tuple[Owed, str]]) -> None:
         await self._outbox.park([row for row, _ in bad], [problem for _, problem in bad])

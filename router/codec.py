@@ -26,7 +26,7 @@ from graphd.limits import (
     MIN_OPERANDS,
     PURGE_HORIZON_US,
 )
-from graphd.operations import Operation
+from graphd.operations import TABLE, Operation
 from graphd.setops import descending
 from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
@@ -49,12 +49,18 @@ class HasEdge(Protocol):
     def HasField(self, field: Any) -> bool: ...  # noqa: N802 - protobuf's name
 
 
-class HasWrite(HasEdge, Protocol):
-    """A request that writes an edge."""
+class HasOptions(Protocol):
+    """A request that writes, whatever it calls the accounts."""
 
     position: int
     request_id: str
     backfill: bool
+
+    def HasField(self, field: Any) -> bool: ...  # noqa: N802 - protobuf's name
+
+
+class HasWrite(HasEdge, HasOptions, Protocol):
+    """A request that writes an edge."""
 
 
 class Checker:
@@ -71,6 +77,30 @@ class Checker:
         kind = topology.kind(request.kind, f"{at}kind")
         if source_id == destination_id and not kind.allow_self:
             raise InvalidArgumentError(f"{at}destination_id", f"must not be the source: {kind.name} has no self-edges")
+        return self._write(request, operation, source_id, destination_id, kind, now_us, at)
+
+    def block(
+        self, request: pb.BlockRequest | pb.UnblockRequest, operation: Operation, topology: Topology, now_us: int
+    ) -> Write:
+        """A write of the edge blocked -> blocker, which requests name by the parts that the two play."""
+        blocker_id, blocked_id = request.blocker_id, request.blocked_id
+        _check_id(request, blocker_id, "blocker_id")
+        _check_id(request, blocked_id, "blocked_id")
+        kind = topology.kind(request.kind)
+        if blocker_id == blocked_id and not kind.allow_self:
+            raise InvalidArgumentError("blocked_id", f"must not be the blocker: {kind.name} has no self-edges")
+        return self._write(request, operation, blocked_id, blocker_id, kind, now_us, "")
+
+    def _write(
+        self,
+        request: HasOptions,
+        operation: Operation,
+        source_id: int,
+        destination_id: int,
+        kind: Kind,
+        now_us: int,
+        at: str,
+    ) -> Write:
         position = request.position if request.HasField("position") else None
         if position is not None:
             self._position(position, request.backfill, now_us, at)
@@ -106,35 +136,38 @@ class Checker:
         return checked
 
 
-_OFFERED: Final = {int(operation): operation for operation in (Operation.FOLLOW, Operation.UNFOLLOW)}
+_OPERATIONS: Final = {int(operation): operation for operation in Operation if TABLE[operation].given is not None}
+"""What callers may ask for: all but the internal ones."""
 
 
 def _operation(number: int, field: str) -> Operation:
     """The operation of a batch's item."""
-    operation = _OFFERED.get(number)
-    if operation is not None:
-        return operation
-    if Operation.FOLLOW <= number <= Operation.UNBLOCK:
-        raise NotOfferedError(f"{field} {Operation(number).name}")
-    raise InvalidArgumentError(field, "must be one of the operations")
+    operation = _OPERATIONS.get(number)
+    if operation is None:
+        raise InvalidArgumentError(field, "must be one of the operations")
+    return operation
 
 
 def edge_ids(request: HasEdge, at: str = "") -> tuple[int, int]:
     """Source and destination of a request."""
     source_id, destination_id = request.source_id, request.destination_id
     # An id that is not set reads as 0, so only a 0 needs the dearer question.
-    if source_id < 0 or (source_id == 0 and not request.HasField("source_id")):
-        raise InvalidArgumentError(f"{at}source_id", ID_RULE)
-    if destination_id < 0 or (destination_id == 0 and not request.HasField("destination_id")):
-        raise InvalidArgumentError(f"{at}destination_id", ID_RULE)
+    if source_id <= 0:
+        _check_id(request, source_id, "source_id", at)
+    if destination_id <= 0:
+        _check_id(request, destination_id, "destination_id", at)
     return source_id, destination_id
+
+
+def _check_id(request: Any, value: int, field: str, at: str = "") -> None:
+    if value < 0 or not (value or request.HasField(field)):
+        raise InvalidArgumentError(f"{at}{field}", ID_RULE)
 
 
 def account_id(request: Any, at: str = "") -> int:
     """The account of a request."""
     value: int = request.account_id
-    if value < 0 or (value == 0 and not request.HasField("account_id")):
-        raise InvalidArgumentError(f"{at}account_id", ID_RULE)
+    _check_id(request, value, "account_id", at)
     return value
 
 

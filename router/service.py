@@ -25,7 +25,7 @@ from router.metrics import RouterMetrics
 from router.reads import Reader
 from router.setreads import SetReader
 from router.status import Status, status_of
-from router.values import Result
+from router.values import Result, Write
 from router.writes import Writer
 
 log = structlog.get_logger()
@@ -39,6 +39,7 @@ _REFUSALS: Final = {
     "BLOCKED": "the destination has blocked the source",
     "NOT_PENDING": "there is no pending request to answer",
     "NOT_BLOCKED": "the edge is not blocked",
+    "LIMIT_REACHED": "the source has as many edges of this kind as it may have",
 }
 
 
@@ -147,6 +148,11 @@ class GraphService:
         offered: dict[str, Call] = {
             "Follow": self.follow,
             "Unfollow": self.unfollow,
+            "RequestFollow": self.request_follow,
+            "AcceptFollow": self.accept_follow,
+            "RejectFollow": self.reject_follow,
+            "Block": self.block,
+            "Unblock": self.unblock,
             "BatchWrite": self.batch_write,
             "GetEdge": self.get_edge,
             "BatchGetEdges": self.batch_get_edges,
@@ -169,8 +175,34 @@ class GraphService:
         """Unfollow."""
         return pb.UnfollowResponse(result=await self._write(request, Operation.UNFOLLOW, deadline))
 
+    async def request_follow(self, request: pb.RequestFollowRequest, deadline: float) -> pb.RequestFollowResponse:
+        """Ask to follow an account that approves its followers."""
+        return pb.RequestFollowResponse(result=await self._write(request, Operation.REQUEST, deadline))
+
+    async def accept_follow(self, request: pb.AcceptFollowRequest, deadline: float) -> pb.AcceptFollowResponse:
+        """Grant what was asked."""
+        return pb.AcceptFollowResponse(result=await self._write(request, Operation.ACCEPT, deadline))
+
+    async def reject_follow(self, request: pb.RejectFollowRequest, deadline: float) -> pb.RejectFollowResponse:
+        """Decline what was asked."""
+        return pb.RejectFollowResponse(result=await self._write(request, Operation.REJECT, deadline))
+
+    async def block(self, request: pb.BlockRequest, deadline: float) -> pb.BlockResponse:
+        """Keep an account from following; also ends the follow the other way."""
+        write = self._checker.block(request, Operation.BLOCK, self._cluster.topology, now_us())
+        return pb.BlockResponse(result=await self._carry_out(write, deadline))
+
+    async def unblock(self, request: pb.UnblockRequest, deadline: float) -> pb.UnblockResponse:
+        """Let an account follow again."""
+        write = self._checker.block(request, Operation.UNBLOCK, self._cluster.topology, now_us())
+        return pb.UnblockResponse(result=await self._carry_out(write, deadline))
+
     async def _write(self, request: codec.HasWrite, operation: Operation, deadline: float) -> pb.WriteResult:
-        write = self._checker.write(request, operation, self._cluster.topology, now_us())
+        return await self._carry_out(
+            self._checker.write(request, operation, self._cluster.topology, now_us()), deadline
+        )
+
+    async def _carry_out(self, write: Write, deadline: float) -> pb.WriteResult:
         [result] = await self._writer.write((write,), deadline)
         self._count(result)
         if isinstance(result, GraphdError):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import struct
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from graphd.edge import Version
 from graphd.errors import GraphdError
 from graphd.operations import Operation, Outcome, acting_account
-from graphd.storage.items import Receipt
+from graphd.storage.items import Receipt, debt_receipt
 from graphd.topology import Kind
 
 _FINGERPRINT: Final = struct.Struct(">BqqhBqB")
 
 
 class Write(NamedTuple):
-    """A checked write. `position` None: live."""
+    """A checked write. `position` None: live. `debt`: the outbox row that an operation of our own comes from; it takes the place of a
+    request id, so that it is carried out once, whoever does it."""
 
     operation: Operation
     source_id: int
@@ -25,6 +27,7 @@ class Write(NamedTuple):
     position: int | None = None
     request_id: str | None = None
     backfill: bool = False
+    debt: UUID | None = None
 
     @property
     def edge(self) -> tuple[int, int, int]:
@@ -33,6 +36,8 @@ class Write(NamedTuple):
 
     def receipt(self) -> Receipt | None:
         """Under which the answer is remembered, if the caller gave a request id."""
+        if self.debt is not None:
+            return debt_receipt(self.source_id, self.debt)
         if self.request_id is None:
             return None
         packed = _FINGERPRINT.pack(

@@ -31,6 +31,8 @@ from graphd.errors import (
 )
 from graphd.limits import AHEAD_RULE
 from graphd.operations import (
+    TABLE,
+    Operation,
     Outcome,
     decide_given,
     outcome_of,
@@ -38,7 +40,7 @@ from graphd.operations import (
 )
 from graphd.placement import all_slots
 from graphd.storage.cluster import Cluster
-from graphd.storage.items import Answer, EdgeKeys, ReverseItem, WriteItem
+from graphd.storage.items import Answer, Counter, CountersRead, EdgeKeys, ReverseItem, WriteItem
 from graphd.storage.shard import Shard
 from router.admission import RETRY_AFTER_S, Admission
 from router.values import Result, Write, WriteOutcome
@@ -47,6 +49,10 @@ log = structlog.get_logger()
 
 PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 0.2
+MAX_PAYMENT_S: Final = 10.0
+"""How long an Unblock's payment of what its Block owes may take."""
+
+LIMIT_REACHED: Final = "LIMIT_REACHED"
 """Pauses between two tries of an item whose slot is being handed over."""
 
 
@@ -107,6 +113,8 @@ class _Run:
         "item",
         "outbox_id",
         "outcome",
+        "owing",
+        "paid",
         "pauses",
         "peer_slot",
         "shard",
@@ -124,6 +132,8 @@ class _Run:
         self.shard: Shard | None = None
         self.entered: str | None = None
         self.finished = False
+        self.paid = False
+        self.owing = 0
         self.pauses = 0
 
     def begin(self) -> None:
@@ -146,7 +156,11 @@ class _Run:
             self.writer.clock.stamp() if write.position is None else write.position,
             write.receipt(),
             self.decided,
+            most=write.kind.max_out_degree,
         )
+        if write.operation is Operation.UNBLOCK and write.position is None and not self.paid:
+            self.writer.spawn(self, self._pay_first(self.item))
+            return
         try:
             self.shard.write(self.item)
         except GraphdError as error:
@@ -179,15 +193,21 @@ class _Run:
             # The router's clock let it pass, the shard's does not.
             self.finish(OutOfRangeError("position", AHEAD_RULE))
         elif answer.version is None:
-            self.writer.spawn(self, self._explain(item))
+            self.writer.spawn(self, self._explain(item, crowded=answer.crowded))
         else:
             self.writer.clock.observe(answer.version.position)
             self.outcome = WriteOutcome(answer.version, outcome_of(answer.before, answer.version))
-            if answer.outbox_id is None:
-                self.finish(self.outcome)
-            else:
+            self.owing = (answer.outbox_id is not None) + (answer.counter_id is not None)
+            if answer.counter_id is not None:
+                operation = TABLE[self.write.operation].counter
+                assert operation is not None, "the statement names what the table owes"
+                self._wait_for_others()
+                self.writer.spawn(self, self._pay(Counter(item.peer_slot, answer.counter_id, operation)))
+            if answer.outbox_id is not None:
                 self.outbox_id = answer.outbox_id
                 self._deliver()
+            if not self.owing:
+                self.finish(self.outcome)
 
     def _duplicate(self, item: WriteItem, answer: Answer) -> None:
         remembered = answer.remembered
@@ -199,13 +219,14 @@ class _Run:
         reason = ""
         if remembered.outcome is Outcome.REFUSED:
             state = State(remembered.version.state) if remembered.version is not None else None
-            reason = refusal_reason(self.write.operation, state) or ""
+            # What the state itself does not refuse was one edge too many.
+            reason = refusal_reason(self.write.operation, state) or LIMIT_REACHED
         outcome = WriteOutcome(remembered.version, remembered.outcome, reason, duplicate=True)
         elsewhere = self.writer.cluster.shard_of(item.peer_slot) is not self.shard
         if remembered.version is not None and remembered.outcome in (Outcome.APPLIED, Outcome.UNCHANGED) and elsewhere:
             # The first answer may have been lost, or said reverse_pending. Merging its version again changes nothing, and tells whether
             # the other shard has it now.
-            self.outcome = outcome
+            self.outcome, self.owing = outcome, 1
             self._deliver()
         else:
             self.finish(outcome)
@@ -218,11 +239,7 @@ class _Run:
         assert item is not None
         assert outcome is not None
         assert outcome.version is not None
-        group = self.group
-        if group.reverse_timer is None and not group.done.done():
-            group.reverse_timer = asyncio.get_running_loop().call_later(
-                self.writer.reverse_wait_s, group.expire_reverse
-            )
+        self._wait_for_others()
         shard = self.writer.cluster.shard_of(item.peer_slot)
         # From here on it is the destination's shard that is waited for: the source's has done its part. A call that has been answered
         # meanwhile (its deadline passed) waits for nothing and takes no place, or nobody would give it back.
@@ -250,7 +267,7 @@ class _Run:
             assert self.outcome is not None
             if self.outbox_id is not None:
                 self.shard.strike(self.item.peer_slot, self.outbox_id)
-            self.finish(self.outcome)
+            self._paid_one()
         else:
             self.writer.spawn(self, self._deliver_again())
 
@@ -259,6 +276,64 @@ class _Run:
             self._deliver()
         else:
             self.give_up_reverse()
+
+    def _wait_for_others(self) -> None:
+        """From now on the caller waits for shards that are not the source's, for so long and no longer."""
+        group = self.group
+        if group.reverse_timer is None and not group.done.done():
+            group.reverse_timer = asyncio.get_running_loop().call_later(
+                self.writer.reverse_wait_s, group.expire_reverse
+            )
+
+    def _paid_one(self) -> None:
+        """One of the things that this write owed has been done."""
+        self.owing -= 1
+        if not self.owing and self.outcome is not None:
+            self.finish(self.outcome)
+
+    # -- what is owed to the edge the other way --------------------------------------------------------------------------
+
+    async def _pay(self, debt: Counter) -> None:
+        """Carry out what this edge owes to the edge the other way, at once; what fails is left to the relay."""
+        result = await self._pay_now(debt, asyncio.get_running_loop().time() + self.writer.reverse_wait_s)
+        if isinstance(result, GraphdError) or result.reverse_pending:
+            self.give_up_reverse()
+        else:
+            self._paid_one()
+
+    async def _pay_now(self, debt: Counter, deadline: float) -> Result:
+        """What became of it. The outbox row goes as soon as the other edge's forward half is right: its reverse half is then owed by a
+        row of its own."""
+        write = self.write
+        assert self.shard is not None
+        other = Write(debt.operation, write.destination_id, write.source_id, write.kind, debt=debt.id)
+        [result] = await self.writer.write((other,), deadline)
+        if not isinstance(result, GraphdError):
+            self.shard.strike(debt.peer_slot, debt.id)
+        return result
+
+    async def _pay_first(self, item: WriteItem) -> None:
+        """An Unblock waits for what its Block still owes: done later, it would undo what came after the Unblock."""
+        shard = self.shard
+        assert shard is not None
+        try:
+            owned, debts = await shard.counters(CountersRead(item.source_id, item.kind, item.slot, item.destination_id))
+            if not owned:
+                await self._again()
+                return
+            # The call's own deadline ends this run; the payment itself goes on a little, as every batch once sent does.
+            until = asyncio.get_running_loop().time() + MAX_PAYMENT_S
+            for debt in debts:
+                result = await self._pay_now(debt, until)
+                if isinstance(result, GraphdError):
+                    self.finish(result)
+                    return
+        except GraphdError as error:
+            self.finish(error)
+            return
+        self.paid = True
+        if not self.finished:
+            self.begin()
 
     def give_up_reverse(self) -> None:
         """The write stands; its reverse half is left to the relay."""
@@ -278,7 +353,7 @@ class _Run:
         if await self._pause():
             self.begin()
 
-    async def _explain(self, item: WriteItem) -> None:
+    async def _explain(self, item: WriteItem, *, crowded: bool) -> None:
         """The operation changed nothing: read the row, and say why or run again."""
         shard = self.writer.cluster.shard_of(item.slot)
         try:
@@ -288,6 +363,8 @@ class _Run:
                 await self._again()
                 return
             outcome = self._reason(item, stored)
+            if crowded and outcome is None:
+                outcome = WriteOutcome(stored, Outcome.REFUSED, LIMIT_REACHED)
             if outcome is not None and item.receipt is not None:
                 kept = await shard.remember(item.slot, item.receipt, outcome.outcome, stored)
                 outcome = outcome if kept else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +16,7 @@ import pytest
 from grpc import aio
 
 from graphd.v1 import graph_pb2 as pb
+from router import service
 from tests.databases import Databases
 from tests.routers import GraphStub, fields
 from tests.waiting import eventually
@@ -105,12 +108,19 @@ async def refused(
 
 
 async def declare_kind(
-    graphs: Sequence[GraphStub], databases: Databases, name: str, number: int, *, allow_self: bool = False
+    graphs: Sequence[GraphStub],
+    databases: Databases,
+    name: str,
+    number: int,
+    *,
+    allow_self: bool = False,
+    max_out_degree: int = 0,
 ) -> None:
     """Declare a kind in the catalog, and wait until every router knows it."""
     with psycopg.connect(databases.catalog, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO kinds (number, name, allow_self) VALUES (%s, %s, %s)", (number, name, allow_self)
+            "INSERT INTO kinds (number, name, allow_self, max_out_degree) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            (number, name, allow_self, max_out_degree),
         )
 
     async def known(graph: GraphStub) -> bool:
@@ -122,3 +132,9 @@ async def declare_kind(
 
     for graph in graphs:
         await eventually(partial(known, graph), what=f"kind {name} is known")
+
+
+def offered() -> set[str]:
+    """The calls of GraphService that the router's source says it offers."""
+    source = Path(service.__file__).read_text("utf-8")
+    return set(re.findall(r'^ +"(\w+)": self\.\w+,$', source, re.MULTILINE))

@@ -29,6 +29,7 @@ class Op:
     stamp: int
     given: bool = False
     receipt: Receipt | None = None
+    most: int = 0
     answer: Answer | None = None
 
     @property
@@ -51,11 +52,13 @@ class Owed:
 
 @dataclass(slots=True)
 class Shards:
-    """One session a shard. `owed` is what still has to be brought to another shard."""
+    """One session a shard. `owed` is what still has to be brought to another shard; `counters` the outbox rows, with their keys, of what
+    is owed to the edge the other way, which is struck here and not carried out: it is the router's and the relay's to do."""
 
     databases: Databases
     sessions: dict[str, Session]
     owed: list[Owed] = field(default_factory=list)
+    counters: list[tuple[Key, tuple[int, UUID]]] = field(default_factory=list)
 
     def home(self, account: int) -> str:
         """The shard of an account."""
@@ -88,14 +91,18 @@ class Shards:
                 self.owed.append(
                     Owed(op.key, op.answer.version, (self._slot(op.key.destination_id), op.answer.outbox_id))
                 )
+            if op.answer.counter_id is not None:
+                self.counters.append((op.key, (self._slot(op.key.destination_id), op.answer.counter_id)))
         assert all(version.answer for version in versions), "delivered to the shard that owns them"
 
     async def deliver_all(self) -> None:
         """Bring everything owed where it belongs, then strike it."""
         owed, self.owed = self.owed, []
+        counters, self.counters = self.counters, []
         for shard in self.sessions:
             here = [version for version in owed if self.home(version.key.destination_id) == shard]
             strikes = [v.outbox for v in owed if v.outbox is not None and self.home(v.key.source_id) == shard]
+            strikes += [row for key, row in counters if self.home(key.source_id) == shard]
             await self.carry(shard, [], here)
             await self.carry(shard, [], [], strikes)
 
@@ -108,7 +115,17 @@ class Shards:
         kind, source_id, destination_id = op.key
         slot, peer_slot = self._slot(source_id), self._slot(destination_id)
         return WriteItem(
-            source_id, destination_id, kind, slot, peer_slot, op.operation, op.given, op.stamp, op.receipt, settle
+            source_id,
+            destination_id,
+            kind,
+            slot,
+            peer_slot,
+            op.operation,
+            op.given,
+            op.stamp,
+            op.receipt,
+            settle,
+            op.most,
         )
 
     def _deliver(self, version: Owed) -> ReverseItem:

@@ -35,6 +35,8 @@ list_app = typer.Typer(
 
 Source = Annotated[str, typer.Argument(metavar="A", help="The account that follows.")]
 Destination = Annotated[str, typer.Argument(metavar="B", help="The account that is followed.")]
+Blocker = Annotated[str, typer.Argument(metavar="A", help="The account that blocks.")]
+Blocked = Annotated[str, typer.Argument(metavar="B", help="The account that is blocked.")]
 Account = Annotated[str, typer.Argument(metavar="A", help="The account.")]
 PositionOption = Annotated[
     int | None,
@@ -128,6 +130,42 @@ def unfollow(
     _write("unfollow", a, b, options, config, data, as_json)
 
 
+@edge_app.command(
+    context_settings=ID_ARGUMENTS, epilog=examples("graphd edge block 9 7", "graphd edge block 9 7 --json")
+)
+def block(
+    a: Blocker,
+    b: Blocked,
+    kind: KindOption = "follow",
+    position: PositionOption = None,
+    backfill: BackfillOption = False,
+    request_id: RequestIdOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make A block B: B cannot follow A, and A no longer follows B. Shows the edge B -> A."""
+    options: WriteOptions = {"kind": kind, "position": position, "backfill": backfill, "request_id": request_id}
+    _write("block", a, b, options, config, data, as_json)
+
+
+@edge_app.command(context_settings=ID_ARGUMENTS, epilog=examples("graphd edge unblock 9 7"))
+def unblock(
+    a: Blocker,
+    b: Blocked,
+    kind: KindOption = "follow",
+    position: PositionOption = None,
+    backfill: BackfillOption = False,
+    request_id: RequestIdOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lift the block of B by A, and show the edge B -> A. B does not follow A again by itself."""
+    options: WriteOptions = {"kind": kind, "position": position, "backfill": backfill, "request_id": request_id}
+    _write("unblock", a, b, options, config, data, as_json)
+
+
 @list_app.command(
     context_settings=ID_ARGUMENTS,
     epilog=examples(
@@ -215,7 +253,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _write(
-    operation: Literal["follow", "unfollow"],
+    operation: Literal["follow", "unfollow", "block", "unblock"],
     a: str,
     b: str,
     options: "WriteOptions",
@@ -229,8 +267,13 @@ def _write(
 
         async def work() -> "WriteResult":
             async with client_of(settings) as client:
-                call = client.follow if operation == "follow" else client.unfollow
-                return await call(source_id, destination_id, **options)
+                calls = {
+                    "follow": client.follow,
+                    "unfollow": client.unfollow,
+                    "block": client.block,
+                    "unblock": client.unblock,
+                }
+                return await calls[operation](source_id, destination_id, **options)
 
         result = run(work())
     if as_json:
@@ -246,7 +289,7 @@ def _write(
         return
     remarks = [result.outcome.name.lower()]
     remarks += ["answered from its receipt"] if result.duplicate else []
-    remarks += ["still to be delivered to B's list"] if result.reverse_pending else []
+    remarks += ["still to be delivered to the other shard"] if result.reverse_pending else []
     stored = _edge_line(result.edge) if result.edge is not None else f"{source_id} -> {destination_id}"
     print(f"{stored}  ({', '.join(remarks)})")
 

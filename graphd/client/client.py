@@ -48,6 +48,30 @@ class Client(Connection):
         """Make the edge REMOVED. Raises RefusedError when the stored state does not allow it."""
         return await self._write(self._stub.Unfollow, pb.UnfollowRequest, source_id, destination_id, options)
 
+    async def request_follow(self, source_id: int, destination_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Ask to follow: the edge is PENDING until it is accepted or rejected. Raises RefusedError."""
+        return await self._write(self._stub.RequestFollow, pb.RequestFollowRequest, source_id, destination_id, options)
+
+    async def accept_follow(self, source_id: int, destination_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Make a PENDING edge ACTIVE; `source_id` is who asked. Raises RefusedError when nobody did."""
+        return await self._write(self._stub.AcceptFollow, pb.AcceptFollowRequest, source_id, destination_id, options)
+
+    async def reject_follow(self, source_id: int, destination_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Make a PENDING edge REMOVED; `source_id` is who asked. Raises RefusedError when nobody did."""
+        return await self._write(self._stub.RejectFollow, pb.RejectFollowRequest, source_id, destination_id, options)
+
+    async def block(self, blocker_id: int, blocked_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Make the edge blocked -> blocker BLOCKED, so that no follow of the blocked side passes, and end the blocker's own follow."""
+        request = codec.block_request(pb.BlockRequest, blocker_id, blocked_id, _request_id(options), options)
+        answer = await self._unary(self._stub.Block, request, options.get("deadline_s"), writes=True)
+        return codec.write_result(answer.result)
+
+    async def unblock(self, blocker_id: int, blocked_id: int, **options: Unpack[WriteOptions]) -> WriteResult:
+        """Make the edge blocked -> blocker REMOVED. Raises RefusedError when it is not BLOCKED."""
+        request = codec.block_request(pb.UnblockRequest, blocker_id, blocked_id, _request_id(options), options)
+        answer = await self._unary(self._stub.Unblock, request, options.get("deadline_s"), writes=True)
+        return codec.write_result(answer.result)
+
     async def batch_write(self, writes: Sequence[Write], *, deadline_s: float | None = None) -> list[WriteResult]:
         """1..1000 writes; a result for each, in the same order.
 
@@ -160,8 +184,7 @@ class Client(Connection):
         destination_id: int,
         options: WriteOptions,
     ) -> WriteResult:
-        request_id = options.get("request_id") or _new_id()
-        request = codec.single_request(message, source_id, destination_id, request_id, options)
+        request = codec.single_request(message, source_id, destination_id, _request_id(options), options)
         answer = await self._unary(method, request, options.get("deadline_s"), writes=True)
         return codec.write_result(answer.result)
 
@@ -190,6 +213,11 @@ class Client(Connection):
             return codec.neighbor_page(await self._unary(method, request, options.get("deadline_s")))
 
         return Listing(fetch, options.get("page_size", MAX_PAGE_SIZE))
+
+
+def _request_id(options: WriteOptions) -> str:
+    """The caller's, or one of our own: a retry must be recognised."""
+    return options.get("request_id") or _new_id()
 
 
 def _new_id() -> str:

@@ -34,8 +34,24 @@ from graphd.operations import Outcome
 from graphd.v1 import admin_pb2, graph_pb2
 
 ListRequest = TypeVar("ListRequest", graph_pb2.ListFollowersRequest, graph_pb2.ListFollowingRequest)
-SingleRequest = TypeVar("SingleRequest", graph_pb2.FollowRequest, graph_pb2.UnfollowRequest)
-SingleResponse: TypeAlias = graph_pb2.FollowResponse | graph_pb2.UnfollowResponse
+SingleRequest = TypeVar(
+    "SingleRequest",
+    graph_pb2.FollowRequest,
+    graph_pb2.UnfollowRequest,
+    graph_pb2.RequestFollowRequest,
+    graph_pb2.AcceptFollowRequest,
+    graph_pb2.RejectFollowRequest,
+)
+BlockRequest = TypeVar("BlockRequest", graph_pb2.BlockRequest, graph_pb2.UnblockRequest)
+SingleResponse: TypeAlias = (
+    graph_pb2.FollowResponse
+    | graph_pb2.UnfollowResponse
+    | graph_pb2.RequestFollowResponse
+    | graph_pb2.AcceptFollowResponse
+    | graph_pb2.RejectFollowResponse
+    | graph_pb2.BlockResponse
+    | graph_pb2.UnblockResponse
+)
 View: TypeAlias = graph_pb2.View.ValueType
 ListResponse: TypeAlias = graph_pb2.ListFollowersResponse | graph_pb2.ListFollowingResponse
 
@@ -64,6 +80,21 @@ def single_request(
     return message(
         source_id=account("source_id", source_id),
         destination_id=account("destination_id", destination_id),
+        kind=options.get("kind", ""),
+        position=None if position is None else account("position", position),
+        request_id=request_id,
+        backfill=options.get("backfill", False),
+    )
+
+
+def block_request(
+    message: type[BlockRequest], blocker_id: int, blocked_id: int, request_id: str, options: WriteOptions
+) -> BlockRequest:
+    """The request of a Block or an Unblock."""
+    position = options.get("position")
+    return message(
+        blocker_id=account("blocker_id", blocker_id),
+        blocked_id=account("blocked_id", blocked_id),
         kind=options.get("kind", ""),
         position=None if position is None else account("position", position),
         request_id=request_id,

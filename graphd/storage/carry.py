@@ -13,11 +13,21 @@ from psycopg.rows import TupleRow
 
 from graphd.edge import Version
 from graphd.limits import MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
-from graphd.operations import FIRST_KEEPING_SINCE, GIVEN, Outcome, given_states, transition_matrix
+from graphd.operations import (
+    FIRST_KEEPING_SINCE,
+    GIVEN,
+    Operation,
+    Outcome,
+    counter_operations,
+    given_states,
+    transition_matrix,
+)
 from graphd.storage.arrays import Int2s, Int4s, Int8s, Texts, Uuids, unpack_alike
 from graphd.storage.items import (
     NO_ROWS,
     Answer,
+    Counter,
+    CountersRead,
     DegreesRead,
     EdgesRead,
     Nudge,
@@ -30,21 +40,27 @@ from graphd.storage.items import (
 )
 from graphd.storage.session import Prepared, Session, prepared
 
+Asked = tuple[Prepared, dict[str, Any]]
+"""A statement and its parameters."""
+
 WriteLaneItem = WriteItem | ReverseItem | Nudge
-ReadItem = EdgesRead | DegreesRead | PageRead
+ReadItem = EdgesRead | DegreesRead | PageRead | CountersRead
 
 _RULES: Final[dict[str, Any]] = {
     "given": GIVEN,
     "given_states": Int2s(given_states()),
     "transitions": str(transition_matrix()).replace("[", "{").replace("]", "}"),
     "keeps_since": FIRST_KEEPING_SINCE,
+    "counters": Int2s(counter_operations()),
     "ahead": MAX_AHEAD_US,
     "first_due_s": OUTBOX_FIRST_DUE_S,
 }
 _NO_INT2, _NO_INT4, _NO_INT8 = Int2s(()), Int4s(()), Int8s(())
 _NO_RECEIPTS: Final[dict[str, Any]] = {
-    "r_item": _NO_INT4, "r_actor": _NO_INT8, "r_id": Texts(()), "r_slot": _NO_INT2, "r_fingerprint": _NO_INT8
+    "r_item": _NO_INT4, "r_actor": _NO_INT8, "r_namespace": _NO_INT2, "r_id": Texts(()), "r_slot": _NO_INT2,
+    "r_fingerprint": _NO_INT8,
 }  # fmt: skip
+_NO_LIMITS: Final[dict[str, Any]] = {"l_item": _NO_INT4, "l_most": _NO_INT8}
 _NO_VERSIONS: Final[dict[str, Any]] = {
     "v_item": _NO_INT4, "v_owner_id": _NO_INT8, "v_kind": _NO_INT2, "v_slot": _NO_INT2, "v_neighbor_id": _NO_INT8,
     "v_position": _NO_INT8, "v_state": _NO_INT2, "v_since": _NO_INT8,
@@ -71,10 +87,17 @@ def _receipt_columns(writes: Sequence[WriteItem]) -> dict[str, Any]:
     return {
         "r_item": Int4s([at for at, _, _ in found]),
         "r_actor": Int8s([receipt.actor_id for _, receipt, _ in found]),
+        "r_namespace": Int2s([receipt.namespace for _, receipt, _ in found]),
         "r_id": Texts([receipt.id for _, receipt, _ in found]),
         "r_slot": Int2s([slot for _, _, slot in found]),
         "r_fingerprint": Int8s([receipt.fingerprint for _, receipt, _ in found]),
     }
+
+
+def _limit_columns(limited: Sequence[tuple[int, WriteItem]]) -> dict[str, Any]:
+    if not limited:
+        return _NO_LIMITS
+    return {"l_item": Int4s([at for at, _ in limited]), "l_most": Int8s([w.most for _, w in limited])}
 
 
 def _version_columns(versions: Sequence[ReverseItem]) -> dict[str, Any]:
@@ -106,21 +129,23 @@ async def carry_writes(session: Session, batch: Sequence[WriteLaneItem], strikes
     if not writes and not versions and not strikes:
         return
     slots = {w.slot for w in writes} | {w.peer_slot for w in writes} | {v.slot for v in versions}
+    limited = [(at, w) for at, w in enumerate(writes) if w.most]
     values = {
         **_RULES,
         **_operation_columns(writes),
+        **_limit_columns(limited),
         **_receipt_columns(writes),
         **_version_columns(versions),
         "o_peer_slot": Int2s([slot for slot, _ in strikes]) if strikes else _NO_INT2,
         "o_id": Uuids([id_ for _, id_ in strikes]),
     }
-    _, rows = await session.run(
-        (
-            (prepared("write", "lock_slots"), {"slots": Int2s(sorted(slots))}),
-            (prepared("write", "write"), values),
-        )
-    )
-    _settle_writes(rows, writes, versions)
+    calls: list[Asked] = [(prepared("write", "lock_slots"), {"slots": Int2s(sorted(slots))})]
+    if limited:
+        owners = {"owner_id": Int8s([w.source_id for _, w in limited]), "kind": Int2s([w.kind for _, w in limited])}
+        calls.append((prepared("write", "lock_owners"), owners))
+    calls.append((prepared("write", "write"), values))
+    answers = await session.run(calls)
+    _settle_writes(answers[-1], writes, versions)
 
 
 def _settle_writes(rows: Sequence[TupleRow], writes: Sequence[WriteItem], versions: Sequence[ReverseItem]) -> None:
@@ -137,8 +162,8 @@ def _settle_writes(rows: Sequence[TupleRow], writes: Sequence[WriteItem], versio
 
 def _answer(row: TupleRow) -> Answer:
     (
-        _, owned, position, state, since, old_position, old_state, old_since, outbox_id,
-        fingerprint, outcome, r_position, r_state, r_since, ahead,
+        _, owned, position, state, since, old_position, old_state, old_since, outbox_id, counter_id,
+        fingerprint, outcome, r_position, r_state, r_since, ahead, crowded,
     ) = row  # fmt: skip
     if not owned:
         return Answer(False)
@@ -146,14 +171,12 @@ def _answer(row: TupleRow) -> Answer:
         version = Version(r_position, r_state, r_since) if r_position is not None else None
         return Answer(True, remembered=Remembered(fingerprint, Outcome(outcome), version))
     if position is None:
-        return Answer(True, ahead=ahead)
+        return Answer(True, ahead=ahead, crowded=crowded)
     before = Version(old_position, old_state, old_since) if old_position else None
-    return Answer(True, Version(position, state, since), before, outbox_id)
+    return Answer(True, Version(position, state, since), before, outbox_id, counter_id=counter_id)
 
 
 # -- reads -------------------------------------------------------------------------------------------------------------
-
-Asked = tuple[Prepared, dict[str, Any]]
 
 
 def _joined(columns: Sequence[Any]) -> Sequence[int]:
@@ -210,6 +233,27 @@ def _settle_degrees(rows: Sequence[TupleRow], reads: Sequence[DegreesRead]) -> N
         at += len(read.owners)
 
 
+def _ask_counters(reads: Sequence[CountersRead]) -> Asked:
+    return prepared("read", "counters"), {
+        "item": Int4s(range(len(reads))),
+        "source_id": Int8s([read.source_id for read in reads]),
+        "kind": Int2s([read.kind for read in reads]),
+        "slot": Int2s([read.slot for read in reads]),
+        "destination_id": Int8s([read.destination_id for read in reads]),
+    }
+
+
+def _settle_counters(rows: Sequence[TupleRow], reads: Sequence[CountersRead]) -> None:
+    found: list[tuple[bool, list[Counter]]] = [(False, []) for _ in reads]
+    for item, owned, peer_slot, outbox_id, operation in rows:
+        debts = found[item][1]
+        if outbox_id is not None:
+            debts.append(Counter(peer_slot, outbox_id, Operation(operation)))
+        found[item] = (owned, debts)
+    for read, answer in zip(reads, found, strict=True):
+        read.settle(answer)
+
+
 def _ask_pages(table: str, ascending: bool, reads: Sequence[PageRead]) -> Asked:
     return prepared("read", "oldest_first" if ascending else "newest_first", table), {
         "item": Int4s(range(len(reads))),
@@ -242,6 +286,7 @@ async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
     """Look-ups, degrees and pages of one shard: a statement for each sort there is."""
     edges = [read for read in batch if isinstance(read, EdgesRead)]
     degrees = [read for read in batch if isinstance(read, DegreesRead)]
+    counters = [read for read in batch if isinstance(read, CountersRead)]
     pages: dict[tuple[str, bool], list[PageRead]] = {}
     for read in batch:
         if isinstance(read, PageRead):
@@ -251,6 +296,8 @@ async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
         calls.append(_ask_edges(edges))
     if degrees:
         calls.append(_ask_degrees(degrees))
+    if counters:
+        calls.append(_ask_counters(counters))
     calls += [_ask_pages(table, ascending, reads) for (table, ascending), reads in pages.items()]
     if not calls:
         return
@@ -259,5 +306,7 @@ async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
         _settle_edges(next(answers), edges)
     if degrees:
         _settle_degrees(next(answers), degrees)
+    if counters:
+        _settle_counters(next(answers), counters)
     for reads in pages.values():
         _settle_pages(next(answers), reads)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -19,12 +20,30 @@ from graphd.errors import GraphdError
 from graphd.operations import Operation, Outcome
 
 
+class Namespace(IntEnum):
+    """Whose receipts: callers' request ids, or our own, under the id of the outbox row that an operation comes from."""
+
+    CALLERS = 1
+    INTERNAL = 2
+
+
 class Receipt(NamedTuple):
     """A request id, scoped to the acting account, and the fingerprint (signed 64-bit) of the input it came with."""
 
     actor_id: int
     id: str
     fingerprint: int
+    namespace: Namespace = Namespace.CALLERS
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """What it is found by."""
+        return (self.actor_id, self.id, self.namespace)
+
+
+def debt_receipt(actor_id: int, outbox_id: UUID) -> Receipt:
+    """Under which an operation that an outbox row owes is remembered, so that router and relay carry it out once between them."""
+    return Receipt(actor_id, str(outbox_id), 0, Namespace.INTERNAL)
 
 
 class Remembered(NamedTuple):
@@ -39,8 +58,9 @@ class Answer(NamedTuple):
     """What a shard says of one operation.
 
     `owned` False: the slot is not here, nothing was done. `remembered`: answered from a receipt, nothing was done. Else `version` is
-    stored now, having replaced `before`; `outbox_id` is set when the reverse half is owed to another shard. `version` None: the
-    operation changed nothing (refused or stale), and must be read again to say why; or a given position was `ahead` of the shard's clock.
+    stored now, having replaced `before`; `outbox_id` is set when the reverse half is owed to another shard, `counter_id` when an
+    operation is owed to the edge the other way. `version` None: the operation changed nothing (refused or stale), and must be read again to
+    say why; or a given position was `ahead` of the shard's clock; or the edge would have been one too many for its kind (`crowded`).
     """
 
     owned: bool
@@ -49,11 +69,14 @@ class Answer(NamedTuple):
     outbox_id: UUID | None = None
     remembered: Remembered | None = None
     ahead: bool = False
+    counter_id: UUID | None = None
+    crowded: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class WriteItem:
-    """An operation for the forward half. `stamp`: the stamp of a live write, the position of a given one."""
+    """An operation for the forward half. `stamp`: the stamp of a live write, the position of a given one. `most`: how many ACTIVE edges
+    of its kind the source may have; 0 is no limit."""
 
     source_id: int
     destination_id: int
@@ -66,6 +89,7 @@ class WriteItem:
     receipt: Receipt | None
     settle: Callable[[WriteItem, Answer | GraphdError], None]
     """Called once, by `answer` or `fail`."""
+    most: int = 0
     abandoned: bool = False
     sent: bool = False
 
@@ -73,7 +97,7 @@ class WriteItem:
     def keys(self) -> tuple[Hashable, ...]:
         """Single in a batch: the edge, and the request id, so that its second use finds the receipt of the first."""
         edge = (self.source_id, self.kind, self.destination_id)
-        return (edge,) if self.receipt is None else (edge, self.receipt[:2])
+        return (edge,) if self.receipt is None else (edge, self.receipt.key)
 
     @property
     def weight(self) -> int:
@@ -191,6 +215,29 @@ class EdgesRead(Read[list[tuple[bool, Version | None]]]):
     def weight(self) -> int:
         """Rows asked for."""
         return len(self.wanted)
+
+
+class Counter(NamedTuple):
+    """What an edge owes to the edge the other way: a row of the outbox."""
+
+    peer_slot: int
+    id: UUID
+    operation: Operation
+
+
+class CountersRead(Read[tuple[bool, list[Counter]]]):
+    """Asks what an edge owes to the edge the other way. Answers whether the slot is owned, and the debts."""
+
+    __slots__ = ("destination_id", "kind", "slot", "source_id")
+
+    def __init__(self, source_id: int, kind: int, slot: int, destination_id: int) -> None:
+        super().__init__()
+        self.source_id, self.kind, self.slot, self.destination_id = source_id, kind, slot, destination_id
+
+    @property
+    def weight(self) -> int:
+        """One look-up."""
+        return 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from graphd.limits import RECEIPT_KEEP_S, RELAY_BACKOFF_FIRST_S, RELAY_BACKOFF_MAX_S, RELAY_BATCH, RELAY_LEASE_S
+from graphd.limits import RELAY_BACKOFF_FIRST_S, RELAY_BACKOFF_MAX_S, RELAY_BATCH, RELAY_LEASE_S
 from graphd.storage.arrays import Int2s
+from graphd.storage.items import Namespace
 from graphd.storage.queries import statement
 from graphd.storage.shard import Shard
 
 
 class Owed(NamedTuple):
-    """An outbox row: the edge whose reverse half may be behind. `attempts` counts this one."""
+    """An outbox row: the edge whose reverse half may be behind; or, where `operation` is not 0, the edge that owes this operation to the
+    edge the other way. `attempts` counts this one."""
 
     slot: int
     peer_slot: int
@@ -21,6 +23,7 @@ class Owed(NamedTuple):
     kind: int
     source_id: int
     destination_id: int
+    operation: int
     attempts: int
 
 
@@ -80,10 +83,11 @@ class Outbox:
             assert row is not None, "an aggregate answers one row"
             return Backlog(*row)
 
-    async def sweep_receipts(self, row_count: int, keep_s: float = RECEIPT_KEEP_S) -> int:
-        """Forget callers' receipts older than `keep_s`, `row_count` at most; answers how many."""
+    async def sweep_receipts(self, row_count: int, namespace: Namespace, keep_s: float) -> int:
+        """Forget receipts older than `keep_s`, `row_count` at most; answers how many."""
         async with self._shard.session() as connection:
             cursor = await connection.execute(
-                statement("relay", "sweep_receipts"), {"keep_s": keep_s, "row_count": row_count}
+                statement("relay", "sweep_receipts"),
+                {"keep_s": keep_s, "row_count": row_count, "namespace": namespace},
             )
             return cursor.rowcount

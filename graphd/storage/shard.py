@@ -41,6 +41,8 @@ from graphd.storage.connect import (
 )
 from graphd.storage.items import (
     EMPTY,
+    Counter,
+    CountersRead,
     DegreesRead,
     EdgeKeys,
     EdgesRead,
@@ -304,6 +306,7 @@ class Shard:
                 statement("read", "remember"),
                 {
                     "actor_id": receipt.actor_id,
+                    "namespace": receipt.namespace,
                     "id": receipt.id,
                     "slot": slot,
                     "fingerprint": receipt.fingerprint,
@@ -326,6 +329,11 @@ class Shard:
     def degrees(self, owners: Owners) -> asyncio.Future[list[tuple[bool, list[tuple[int, int, int]]]]]:
         """Degrees of owners: (owned, [(direction, state, degree), ...]) for each, in order."""
         read = DegreesRead(owners)
+        self.reads.submit(read)
+        return read.future
+
+    def counters(self, read: CountersRead) -> asyncio.Future[tuple[bool, list[Counter]]]:
+        """What an edge owes to the edge the other way."""
         self.reads.submit(read)
         return read.future
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from graphd.edge import Key, State, Version
 from graphd.limits import MAX_AHEAD_US
 from graphd.operations import Decision, Operation, Outcome, decide, decide_given
-from graphd.storage.items import Receipt
+from graphd.storage.items import Answer, Receipt
 from tests.databases import Databases, audit, edges
 from tests.lanework import FOLLOW_KIND, Op, Owed, Shards, open_shards
 
@@ -98,6 +98,8 @@ def check(databases: Databases, cases: list[Case]) -> None:
     for case in cases:
         answer, expected = case.op.answer, case.expected
         assert answer is not None
+        owes = case.op.operation is Operation.BLOCK and not case.op.given and expected.outcome is Outcome.APPLIED
+        assert (answer.counter_id is not None) is owes, str(case)
         assert rows.get((case.op.key.source_id, case.op.key.destination_id, FOLLOW_KIND)) == expected.version, str(case)
         receipt = receipts.get(case.op.key.source_id)
         written = expected.version != case.stored and expected.outcome not in (Outcome.REFUSED, Outcome.STALE)
@@ -172,6 +174,40 @@ async def test_a_given_position_ahead_of_the_database_s_clock_is_not_written(sha
     else:
         assert (op.answer.ahead, op.answer.version, is_stored) == (True, None, False)
     await shards.deliver_all()
+
+
+async def test_no_more_edges_become_active_than_a_kind_allows(shards: Shards) -> None:
+    """Of what one statement carries: ranked in the order given, what is freed counted in, other owners and what is ACTIVE already aside."""
+    shards.databases.clear()
+    ada, bo, *others = shards.accounts("s1", 12)
+
+    def op(operation: Operation, source: int, destination: int, *, given: bool = False) -> Op:
+        return Op(operation, Key(FOLLOW_KIND, source, destination), STAMP, given, most=3)
+
+    await shards.carry("s1", [op(Operation.FOLLOW, ada, others[0]), op(Operation.REQUEST, ada, others[1])])
+    second = [
+        op(Operation.FOLLOW, ada, others[0]),  # ACTIVE already
+        op(Operation.UNFOLLOW, ada, others[2]),  # frees nothing
+        op(Operation.ACCEPT, ada, others[1]),
+        op(Operation.FOLLOW, ada, others[3]),
+        op(Operation.FOLLOW, ada, others[4]),  # the fourth
+        op(Operation.FOLLOW, bo, others[4]),
+        op(Operation.FOLLOW, ada, others[5], given=True),  # never refused
+    ]
+    await shards.carry("s1", second)
+    assert [o.answer.crowded for o in second if o.answer is not None] == [False] * 4 + [True] + [False] * 2
+    assert second[4].answer == Answer(True, crowded=True)
+    third = [
+        op(Operation.UNFOLLOW, ada, others[0]),
+        op(Operation.BLOCK, ada, others[1]),
+        op(Operation.FOLLOW, ada, others[6]),
+        op(Operation.FOLLOW, ada, others[7]),
+    ]
+    await shards.carry("s1", third)
+    # Four were ACTIVE, two are freed, so one is left.
+    assert [o.answer.crowded for o in third if o.answer is not None] == [False, False, False, True]
+    await shards.deliver_all()
+    audit(shards.databases)
 
 
 async def test_a_second_use_of_a_receipt_does_nothing(shards: Shards) -> None:

@@ -16,7 +16,7 @@ from graphd.clock import now_us
 from graphd.limits import MAX_AHEAD_US, PURGE_HORIZON_US
 from graphd.v1 import admin_pb2
 from graphd.v1 import graph_pb2 as pb
-from tests.calls import follow, refused, walk
+from tests.calls import follow, offered, refused, walk
 from tests.databases import Databases, problems
 from tests.routers import GraphStub, RouterProcess, admin_stub
 from tests.waiting import eventually
@@ -222,12 +222,8 @@ async def test_page_sizes_are_capped(graph: GraphStub) -> None:
 
 # -- what is not offered, and what is no message ------------------------------------------------------------------------------
 
-OFFERED = {
-    "Follow", "Unfollow", "BatchWrite", "GetEdge", "BatchGetEdges", "ListFollowers", "ListFollowing", "GetDegrees",
-    "BatchGetDegrees", "Intersect",
-}  # fmt: skip
 METHODS = pb.DESCRIPTOR.services_by_name["GraphService"].methods
-NOT_OFFERED = [method.name for method in METHODS if method.name not in OFFERED]
+NOT_OFFERED = [method.name for method in METHODS if method.name not in offered()]
 
 
 async def answers(call: Any) -> AsyncIterator[Any]:

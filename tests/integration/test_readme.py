@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from difflib import unified_diff
-from pathlib import Path
 
 import pytest
 
 from graphd.client import Client
 from graphd.config import Config
 from graphd.v1 import graph_pb2
-from router import service
+from tests.calls import offered
 from tests.readme import README, Session, blocks, masked, new_cluster, rewritten, speeds, steps
 
 ROOT = README.parent
@@ -71,11 +70,8 @@ def test_what_is_offered_is_what_the_router_offers(heading: str) -> None:
     row = re.search(rf"^\| {heading} \| (.+) \|$", TEXT, re.MULTILINE)
     assert row is not None
     named = set(re.findall(r"\b[A-Z][A-Za-z]+\b", row[1]))
-    source = Path(service.__file__).read_text("utf-8")
-    offered = set(re.findall(r'^ +"(\w+)": self\.\w+,$', source, re.MULTILINE))
     methods = {method.name for method in graph_pb2.DESCRIPTOR.services_by_name["GraphService"].methods}
-    assert offered <= methods
-    assert named == (offered if heading.startswith("Offered") else methods - offered)
+    assert named == (offered() if heading.startswith("Offered") else methods - offered())
 
 
 def test_the_figures_of_a_bench_become_a_table() -> None:

@@ -78,6 +78,7 @@ def begin(shards: Shards, seed: int) -> random.Random:
     """Empty shards for an example, also after one that failed; and its chances."""
     shards.databases.clear()
     shards.owed.clear()
+    shards.counters.clear()
     return random.Random(seed)
 
 

@@ -24,6 +24,7 @@ from tests.waiting import eventually
 WRITES = 6_000
 AT_ONCE = 120
 SEED = 20_251_130
+FIRST_DESTINATION = 1_000
 HOUR_US = 3_600_000_000
 
 Done = tuple[Write, WriteOutcome]
@@ -50,7 +51,7 @@ def drawn(chance: random.Random, writer: Writer, at: int) -> Write:
     """Any operation on an edge between 60 sources and 3 destinations; some given, some with an id that others use too."""
     kind = writer.cluster.topology.kind("")
     operation = chance.choice(list(Operation))
-    source, destination = chance.randrange(60), 1_000 + chance.randrange(3)
+    source, destination = chance.randrange(60), FIRST_DESTINATION + chance.randrange(3)
     given = operation <= Operation.UNBLOCK and chance.random() < 0.3
     # Within a few microseconds of each other, so that positions tie; and around what live writes reach.
     position = (
@@ -112,6 +113,13 @@ async def test_each_edge_is_a_run_of_the_table(databases: Databases, seed: int) 
             assert result.version is not None
             written[write.source_id, write.destination_id][result.version].append(write)
     stored = {key[:2]: Version(*version) for key, version in edges(databases).items()}
+    # Each live Block also ended the edge the other way, where nothing else was written.
+    ended = {pair: stored.pop(pair) for pair in list(stored) if pair[0] >= FIRST_DESTINATION}
+    blocks = (
+        w for w, r in done if w.operation is Operation.BLOCK and w.position is None and r.outcome is Outcome.APPLIED
+    )
+    assert ended.keys() == {(write.destination_id, write.source_id) for write in blocks}
+    assert {version.state for version in ended.values()} == {State.REMOVED}
     assert stored.keys() == written.keys()
     for pair, versions in written.items():
         before: Version | None = None

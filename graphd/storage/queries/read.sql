@@ -128,9 +128,24 @@ SELECT
 -- when the slot is not owned here (any more). Like every write it stands behind the slot's lock, in the statement after it.
 INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since)
 SELECT
-    %(actor_id)s::bigint, 1, %(id)s::text, s.slot, %(fingerprint)s::bigint, %(outcome)s::smallint,
+    %(actor_id)s::bigint, %(namespace)s::smallint, %(id)s::text, s.slot, %(fingerprint)s::bigint, %(outcome)s::smallint,
     %(position)s::bigint, %(state)s::smallint, %(since)s::bigint
 FROM slots AS s
 WHERE s.slot = %(slot)s::smallint AND s.owned
 ON CONFLICT (actor_id, namespace, id, slot) DO NOTHING
 RETURNING 1;
+
+-- name: counters
+-- Outbox rows of edges that owe something to the edge the other way: (item, owned here, peer slot, id, operation), one row or several per
+-- item, or one without a debt.
+SELECT k.item, mine.slot IS NOT NULL, o.peer_slot, o.id, o.operation
+FROM unnest(
+    %(item)s::integer[], %(source_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(destination_id)s::bigint[]
+) AS k (item, source_id, kind, slot, destination_id)
+LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
+LEFT JOIN LATERAL (
+    SELECT p.peer_slot, p.id, p.operation
+    FROM outbox AS p
+    WHERE p.source_id = k.source_id AND p.destination_id = k.destination_id AND p.operation <> 0 AND p.kind = k.kind AND NOT p.parked
+    OFFSET 0
+) AS o ON mine.slot IS NOT NULL;

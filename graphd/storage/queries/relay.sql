@@ -21,7 +21,7 @@ WHERE o.ctid = ANY (ARRAY(
     ) AS d
     LIMIT %(row_count)s::integer
 ))
-RETURNING o.slot, o.peer_slot, o.id, o.kind, o.source_id, o.destination_id, o.attempts;
+RETURNING o.slot, o.peer_slot, o.id, o.kind, o.source_id, o.destination_id, o.operation, o.attempts;
 
 -- name: put_off
 -- Rows that could not be delivered now become due again after a pause that doubles with each attempt. What another relay holds is its own.
@@ -56,10 +56,10 @@ SELECT
 FROM outbox;
 
 -- name: sweep_receipts
--- Forgets receipts older than they are kept for, some at a time.
+-- Forgets receipts of a namespace older than they are kept for, some at a time.
 DELETE FROM receipts
 WHERE ctid = ANY (ARRAY(
     SELECT r.ctid FROM receipts AS r
-    WHERE r.created < now() - %(keep_s)s::float8 * interval '1 second' AND r.namespace = 1
+    WHERE r.created < now() - %(keep_s)s::float8 * interval '1 second' AND r.namespace = %(namespace)s::smallint
     LIMIT %(row_count)s::integer
 ));

@@ -4,6 +4,16 @@
 -- between the reading of `slots` and the commit.
 SELECT count(pg_advisory_xact_lock_shared(slot::bigint)) FROM unnest(%(slots)s::smallint[]) AS t (slot);
 
+-- name: lock_owners
+-- Takes the lock of every (owner, kind) whose edges are limited and are about to change, in one order, after the slots' locks: the count
+-- that the next statement reads then stays what it is until the transaction ends. Two owners of one hash only wait for each other.
+SELECT count(pg_advisory_xact_lock(k.kind, k.hash))
+FROM (
+    SELECT DISTINCT t.kind::integer AS kind, hashint8(t.owner_id) AS hash
+    FROM unnest(%(owner_id)s::bigint[], %(kind)s::smallint[]) AS t (owner_id, kind)
+    ORDER BY 1, 2
+) AS k;
+
 -- name: write
 -- The whole write path of one shard: decides operations on forward halves, merges reverse halves, keeps the degrees, notes what is
 -- owed to other shards, remembers receipts, and strikes what has been delivered. Each key occurs once per direction. Rows are
@@ -33,14 +43,51 @@ asked AS MATERIALIZED (
     LEFT JOIN slots AS mine ON mine.slot = a.slot AND mine.owned
     LEFT JOIN slots AS peer ON peer.slot = a.peer_slot AND peer.owned
     LEFT JOIN (
-        unnest(%(r_item)s::integer[], %(r_actor)s::bigint[], %(r_id)s::text[], %(r_slot)s::smallint[])
-            AS k (item, actor_id, id, slot)
+        unnest(
+            %(r_item)s::integer[], %(r_actor)s::bigint[], %(r_namespace)s::smallint[], %(r_id)s::text[], %(r_slot)s::smallint[]
+        ) AS k (item, actor_id, namespace, id, slot)
         CROSS JOIN LATERAL (
             SELECT p.* FROM receipts AS p
-            WHERE p.actor_id = k.actor_id AND p.namespace = 1 AND p.id = k.id AND p.slot = k.slot
+            WHERE p.actor_id = k.actor_id AND p.namespace = k.namespace AND p.id = k.id AND p.slot = k.slot
             OFFSET 0
         ) AS r
     ) ON k.item = a.item
+),
+
+crowded AS MATERIALIZED (
+    -- Live operations that would make one edge too many ACTIVE, of the kinds that have a limit: those that would become ACTIVE are ranked
+    -- against what is left, what this statement frees included. Nobody else changes these counts: see lock_owners.
+    SELECT r.item
+    FROM (
+        SELECT
+            c.item, c.activates, c.most - c.degree AS room,
+            count(*) FILTER (WHERE c.activates) OVER (PARTITION BY c.source_id, c.kind ORDER BY c.item) AS rank,
+            count(*) FILTER (WHERE c.frees) OVER (PARTITION BY c.source_id, c.kind) AS freed
+        FROM (
+            SELECT
+                l.item, l.most, a.source_id, a.kind, coalesce(d.degree, 0) AS degree,
+                s.after = 1 AND coalesce(e.state, 0) <> 1 AS activates,
+                s.after NOT IN (0, 1) AND coalesce(e.state, 0) = 1 AS frees
+            FROM unnest(%(l_item)s::integer[], %(l_most)s::bigint[]) AS l (item, most)
+            JOIN asked AS a ON a.item = l.item AND a.owned AND a.fingerprint IS NULL
+            LEFT JOIN LATERAL (
+                SELECT CASE p.position WHEN 0 THEN 0 ELSE p.state END AS state
+                FROM forward AS p
+                WHERE p.owner_id = a.source_id AND p.kind = a.kind AND p.slot = a.slot AND p.neighbor_id = a.destination_id
+                OFFSET 0
+            ) AS e ON true
+            LEFT JOIN LATERAL (
+                SELECT p.degree
+                FROM degrees AS p
+                WHERE p.owner_id = a.source_id AND p.direction = 1 AND p.kind = a.kind AND p.state = 1 AND p.slot = a.slot
+                OFFSET 0
+            ) AS d ON true
+            CROSS JOIN LATERAL (
+                SELECT (%(transitions)s::smallint[])[a.operation][1 + coalesce(e.state, 0)] AS after OFFSET 0
+            ) AS s
+        ) AS c
+    ) AS r
+    WHERE r.activates AND r.rank > r.room + r.freed
 ),
 
 decided AS (
@@ -51,7 +98,7 @@ decided AS (
         source_id, destination_id, CASE WHEN first_state > 0 THEN stamp ELSE 0 END, stamp, slot, kind,
         CASE WHEN first_state > 0 THEN first_state ELSE 6 END, operation
     FROM asked
-    WHERE owned AND NOT ahead AND fingerprint IS NULL
+    WHERE owned AND NOT ahead AND fingerprint IS NULL AND NOT EXISTS (SELECT FROM crowded AS c WHERE c.item = asked.item)
     ORDER BY source_id, kind, slot, destination_id
     ON CONFLICT (owner_id, kind, slot, neighbor_id) DO UPDATE SET
         position = CASE
@@ -76,15 +123,19 @@ decided AS (
         ELSE (%(transitions)s::smallint[])[excluded.operation][1 + CASE e.position WHEN 0 THEN 0 ELSE e.state END] > 0
     END
     RETURNING
-        new.owner_id, new.kind, new.slot, new.neighbor_id, new.position, new.state, new.since,
+        new.owner_id, new.kind, new.slot, new.neighbor_id, new.position, new.state, new.since, new.operation,
         coalesce(old.position, 0) AS old_position, old.state AS old_state, old.since AS old_since
 ),
 
 told AS MATERIALIZED (
-    -- Each decided operation again with its item, and the name of the outbox row where its destination lives elsewhere.
+    -- Each decided operation again with its item, the name of the outbox row where its destination lives elsewhere, and of a second one
+    -- where the operation also owes something to the edge the other way.
     SELECT
         a.item, a.peer_slot, a.peer_owned, d.*,
-        CASE WHEN NOT a.peer_owned THEN uuidv7() END AS outbox_id
+        CASE WHEN NOT a.peer_owned THEN uuidv7() END AS outbox_id,
+        CASE
+            WHEN (d.old_position = 0 OR d.old_state <> d.state) AND (%(counters)s::smallint[])[d.operation] > 0 THEN uuidv7()
+        END AS counter_id
     FROM decided AS d
     JOIN asked AS a ON a.source_id = d.owner_id AND a.kind = d.kind AND a.destination_id = d.neighbor_id
     WHERE d.position > 0
@@ -145,9 +196,15 @@ counted AS (
 ),
 
 owed AS (
-    INSERT INTO outbox (id, slot, peer_slot, kind, source_id, destination_id, due)
-    SELECT outbox_id, slot, peer_slot, kind, owner_id, neighbor_id, now() + %(first_due_s)s::float8 * interval '1 second'
-    FROM told WHERE outbox_id IS NOT NULL
+    INSERT INTO outbox (id, slot, peer_slot, kind, source_id, destination_id, operation, due)
+    SELECT
+        o.id, t.slot, t.peer_slot, t.kind, t.owner_id, t.neighbor_id, o.operation,
+        now() + %(first_due_s)s::float8 * interval '1 second'
+    FROM told AS t
+    CROSS JOIN LATERAL (
+        VALUES (t.outbox_id, 0::smallint), (t.counter_id, (%(counters)s::smallint[])[t.operation])
+    ) AS o (id, operation)
+    WHERE o.id IS NOT NULL
 ),
 
 remembered AS (
@@ -155,19 +212,20 @@ remembered AS (
     -- the twin still needs. Without ON CONFLICT: a twin that came first fails this batch, and its items run again one by one.
     INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since)
     SELECT
-        k.actor_id, 1, k.id, t.slot, k.fingerprint,
+        k.actor_id, k.namespace, k.id, t.slot, k.fingerprint,
         CASE
             WHEN t.old_position = 0 AND t.state = 6 THEN 2
             WHEN t.old_position > 0 AND t.old_state = t.state AND t.old_since = t.since THEN 2
             ELSE 1
         END,
         t.position, t.state, t.since
-    FROM unnest(%(r_item)s::integer[], %(r_actor)s::bigint[], %(r_id)s::text[], %(r_fingerprint)s::bigint[])
-        AS k (item, actor_id, id, fingerprint)
+    FROM unnest(
+        %(r_item)s::integer[], %(r_actor)s::bigint[], %(r_namespace)s::smallint[], %(r_id)s::text[], %(r_fingerprint)s::bigint[]
+    ) AS k (item, actor_id, namespace, id, fingerprint)
     JOIN told AS t ON t.item = k.item
     CROSS JOIN (SELECT count(*) AS n FROM counted) AS after_degrees
     WHERE after_degrees.n >= 0
-    ORDER BY k.actor_id, k.id, t.slot
+    ORDER BY k.actor_id, k.namespace, k.id, t.slot
 ),
 
 struck AS (
@@ -184,9 +242,11 @@ struck AS (
 
 SELECT
     a.item, a.owned,
-    t.position, t.state, t.since, t.old_position, t.old_state, t.old_since, t.outbox_id,
-    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since, a.ahead
-FROM asked AS a LEFT JOIN told AS t ON t.item = a.item
+    t.position, t.state, t.since, t.old_position, t.old_state, t.old_since, t.outbox_id, t.counter_id,
+    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since, a.ahead, c.item IS NOT NULL
+FROM asked AS a
+LEFT JOIN told AS t ON t.item = a.item
+LEFT JOIN crowded AS c ON c.item = a.item
 UNION ALL
 -- One row for all reverse versions: the items whose slot is owned here.
-SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM arrived WHERE owned;
+SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM arrived WHERE owned;
