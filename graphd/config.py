@@ -92,6 +92,10 @@ class RepairConfig(_Section):
     metrics_listen: str = Field("127.0.0.1:7603", description="HTTP: /metrics, /livez, /readyz.")
     relay_poll_s: float = Field(0.5, gt=0, le=60, description="How often an idle relay looks for what is owed.")
 
+    events_keep_days: float = Field(
+        3.0, gt=0, le=7, description="How long events are kept for those who watch, and half a day longer at the most."
+    )
+
     _listen = field_validator("metrics_listen")(_listen_rule)
 
 

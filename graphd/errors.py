@@ -105,6 +105,15 @@ class NotOfferedError(GraphdError):
         super().__init__(f"{what} is not offered by this release")
 
 
+class DrainingError(GraphdError):
+    """The router is ending, and ends the streams that would never end by themselves: go on at another one, with the last token."""
+
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("the router is ending; go on at another one with the last resume_token")
+
+
 class BadItemError(GraphdError):
     """The database refused one item for a reason no check foresaw: a bug, answered as INTERNAL."""
 

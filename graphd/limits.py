@@ -20,6 +20,12 @@ MAX_PAGE_SIZE: Final = 1_000
 MAX_PAGE_TOKEN_CHARS: Final = 256
 """Longer than any token we make; anything beyond is refused unread."""
 
+RESUME_METADATA: Final = "graphd-resume-token"
+"""Initial metadata of WatchEdges: the token of the place where it begins."""
+
+MAX_RESUME_TOKEN_CHARS: Final = 64 * 1024
+"""A watcher's token: 32 characters for each shard."""
+
 MIN_OPERANDS: Final = 2
 MAX_OPERANDS: Final = 16
 """Operands of a set operation: each costs a round trip per window."""
@@ -75,6 +81,12 @@ RELAY_BACKOFF_FIRST_S: Final = 0.1
 
 RELAY_BACKOFF_MAX_S: Final = 2.0
 """Longest pause between two tries, so that a shard that comes back is served within seconds."""
+
+EVENTS_BUCKET_S: Final = 12 * 3600
+"""Time that one partition of the events holds."""
+
+EVENTS_BUCKETS: Final = 16
+"""Partitions, used in turn: eight days."""
 
 RELAY_BATCH: Final = 1_000
 """Outbox rows leased at a time."""

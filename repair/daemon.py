@@ -16,6 +16,7 @@ from graphd.errors import GraphdError
 from graphd.limits import PURGE_HORIZON_US, RECEIPT_KEEP_S
 from graphd.observe import Observer, split_listen
 from graphd.storage.cluster import Cluster
+from graphd.storage.events import Events
 from graphd.storage.items import Namespace
 from graphd.storage.outbox import Backlog, Outbox
 from graphd.storage.shard import Shard, ShardSettings
@@ -110,6 +111,7 @@ class Daemon:
             asyncio.create_task(relay.run(), name=f"relay-{shard.name}"),
             asyncio.create_task(self._measure(shard), name=f"backlog-{shard.name}"),
             asyncio.create_task(self._sweep(shard), name=f"sweep-{shard.name}"),
+            asyncio.create_task(self._forget(shard), name=f"forget-{shard.name}"),
         ]
 
     async def _measure(self, shard: Shard) -> None:
@@ -124,6 +126,18 @@ class Daemon:
                 self._metrics.backlogs.pop(shard.name, None)
                 log.debug("backlog.unknown", shard=shard.name, error=type(error).__name__)
             await asyncio.sleep(max(BACKLOG_EVERY_S, (loop.time() - began) / BACKLOG_SHARE))
+
+    async def _forget(self, shard: Shard) -> None:
+        events = Events(shard)
+        while goes_on():
+            try:
+                emptied = await events.forget(self._config.repair.events_keep_days * 86_400)
+            except GraphdError as error:
+                log.debug("forget.waits", shard=shard.name, error=type(error).__name__)
+            else:
+                if emptied:
+                    log.info("events.forgotten", shard=shard.name, partitions=emptied)
+            await asyncio.sleep(SWEEP_EVERY_S)
 
     async def _sweep(self, shard: Shard) -> None:
         outbox = Outbox(shard)

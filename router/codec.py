@@ -256,6 +256,14 @@ def _operand(request: pb.Operand, topology: Topology, at: str) -> Operand:
     )
 
 
+def slots(values: Sequence[int], topology: Topology) -> list[int]:
+    """Slots to watch, ascending; none is all."""
+    for i, value in enumerate(values):
+        if not 0 <= value < topology.slots:
+            raise InvalidArgumentError(f"slots[{i}]", f"must be 0 to {topology.slots - 1}")
+    return sorted(set(values))
+
+
 def set_scope(request: pb.IntersectRequest, operation: bytes) -> bytes:
     """What the tokens of a set operation are bound to; also refuses orders this release does not offer."""
     if request.order == pb.SET_ORDER_RECENCY:

@@ -28,6 +28,7 @@ from router.metrics import RouterMetrics
 from router.reads import Reader
 from router.service import GraphService, Wrapper
 from router.setreads import SetReader
+from router.watch import Watcher
 from router.writes import Writer
 
 log = structlog.get_logger()
@@ -59,6 +60,7 @@ class Router:
         self._health = health.aio.HealthServicer()
         self._cluster: Cluster | None = None
         self._writer: Writer | None = None
+        self._watcher: Watcher | None = None
         self._servers: list[aio.Server] = []
         self._observer: Observer | None = None
         self._ready = False
@@ -111,7 +113,10 @@ class Router:
         reader = Reader(cluster, self._admission, self._negative_degree)
         sets = SetReader(cluster, reader)
         wrapper = Wrapper(self._admission, self._metrics, settings.default_deadline_s)
-        graph = GraphService(cluster, writer, reader, sets, Checker(settings.given_positions), self._metrics)
+        self._watcher = Watcher(cluster)
+        graph = GraphService(
+            cluster, writer, reader, sets, self._watcher, Checker(settings.given_positions), self._metrics
+        )
         public = aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", int(self._share_port))))
         public.add_generic_rpc_handlers((graph.handler(wrapper),))
         self._add_standard(public, graph_pb2.DESCRIPTOR.services_by_name["GraphService"].full_name)
@@ -147,6 +152,8 @@ class Router:
         log.info("router.draining")
         self._ready = False
         await self._health.enter_graceful_shutdown()
+        if self._watcher is not None:
+            await self._watcher.close()
         await asyncio.gather(*(server.stop(self._config.router.drain_s) for server in self._servers))
         if self._writer is not None:
             await self._writer.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from math import inf
 from time import perf_counter
 from typing import Any, Final
 
@@ -13,9 +15,10 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from graphd.clock import now_us
-from graphd.edge import Direction
+from graphd.cursor import watch_scope
+from graphd.edge import Direction, Version
 from graphd.errors import GraphdError, InvalidArgumentError, NotFoundError, NotOfferedError, RefusedError
-from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S
+from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S, RESUME_METADATA
 from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
 from graphd.v1 import graph_pb2 as pb
@@ -26,12 +29,16 @@ from router.reads import Reader
 from router.setreads import SetReader
 from router.status import Status, status_of
 from router.values import Result, Write
+from router.watch import Watcher
 from router.writes import Writer
 
 log = structlog.get_logger()
 
 Call = Callable[[Any, float], Awaitable[Any]]
 """(request, deadline on the event loop's clock) -> response, or its wire bytes."""
+
+StreamCall = Callable[[Any, float, aio.ServicerContext[Any, Any]], AsyncGenerator[Any, None]]
+"""(request, deadline on the event loop's clock; infinite where the caller set none, context) -> responses."""
 
 _NO_MESSAGE: Final = Status(grpc.StatusCode.INTERNAL, "internal error")
 _REFUSALS: Final = {
@@ -105,6 +112,47 @@ class Wrapper:
             behavior, request_deserializer=_deserializer(request_type), response_serializer=serialize
         )
 
+    def stream(self, name: str, call: StreamCall, request_type: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler for a method that streams its answers. Each is written before the next is asked for, so that a slow caller holds back
+        his own stream and nobody's memory. It lasts as long as the caller's deadline allows, for ever where he set none."""
+        record = self._metrics.method(name)
+
+        async def behavior(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
+            began = perf_counter()
+            code = "OK"
+            try:
+                if request is None:
+                    raise InvalidArgumentError("request", "must be a message of this method, its strings in UTF-8")
+                remaining_s = context.time_remaining()
+                budget_s = inf if remaining_s is None else remaining_s - DEADLINE_MARGIN_S
+                async with aclosing(call(request, asyncio.get_running_loop().time() + budget_s, context)) as answers:
+                    async for answer in answers:
+                        await context.write(answer)
+                return
+            except aio.InternalError:
+                # What cannot be written has nobody who reads it: the caller went while it was on its way.
+                code = "CANCELLED"
+                return
+            except GraphdError as error:
+                status = status_of(error)
+                code = status.code.name
+                if status.code is grpc.StatusCode.INTERNAL:
+                    log.error("call.failed", method=name, error=type(error).__name__, detail=str(error))
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            except Exception as error:
+                status = _NO_MESSAGE
+                code = "INTERNAL"
+                log.error("call.failed", method=name, error=type(error).__name__, exc_info=error)
+            finally:
+                record.observe(code, perf_counter() - began)
+            await context.abort(status.code, status.message, status.metadata)
+
+        return grpc.unary_stream_rpc_method_handler(
+            behavior, request_deserializer=_deserializer(request_type), response_serializer=serialize
+        )
+
     def not_offered(self, name: str, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
         """A handler for a method of the contract that a later release brings, whatever its arity."""
         record = self._metrics.method(name)
@@ -137,9 +185,11 @@ class GraphService:
         writer: Writer,
         reader: Reader,
         sets: SetReader,
+        watcher: Watcher,
         checker: codec.Checker,
         metrics: RouterMetrics,
     ) -> None:
+        self._watcher = watcher
         self._cluster, self._writer, self._reader, self._sets = cluster, writer, reader, sets
         self._checker, self._metrics = checker, metrics
 
@@ -162,8 +212,11 @@ class GraphService:
             "BatchGetDegrees": self.batch_get_degrees,
             "Intersect": self.intersect,
         }
+        streams: dict[str, StreamCall] = {
+            "WatchEdges": self.watch_edges,
+        }
         service = pb.DESCRIPTOR.services_by_name["GraphService"]
-        return handler_of(service, offered, wrapper)
+        return handler_of(service, offered, wrapper, streams)
 
     # -- writes --------------------------------------------------------------------------------------------------------
 
@@ -304,6 +357,30 @@ class GraphService:
             results=[codec.degrees_message(account, degrees) for account, degrees in zip(accounts, found, strict=True)]
         )
 
+    async def watch_edges(
+        self, request: pb.WatchEdgesRequest, deadline: float, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.WatchEdgesResponse, None]:
+        """Changes from a token on, or from now on. Where it begins is told in the initial metadata, so that who has not seen an event yet
+        can go on all the same."""
+        topology = self._cluster.topology
+        kinds = sorted({topology.kind(name, f"kinds[{i}]").number for i, name in enumerate(request.kinds)})
+        slots = codec.slots(request.slots, topology)
+        scope = watch_scope(kinds, slots)
+        after = await self._watcher.begin(scope, request.resume_token)
+        await context.send_initial_metadata(((RESUME_METADATA, self._watcher.token(after, scope)),))
+        async with aclosing(self._watcher.events(after, kinds, slots, scope)) as events:
+            async for event, token in events:
+                yield pb.WatchEdgesResponse(
+                    edge=codec.edge(
+                        event.source_id,
+                        event.destination_id,
+                        self._cluster.topology.kind_by_number(event.kind).name,
+                        Version(event.position, event.state, event.since),
+                    ),
+                    previous_state=event.previous_state,  # type: ignore[arg-type]
+                    resume_token=token,
+                )
+
     async def intersect(self, request: pb.IntersectRequest, deadline: float) -> pb.IntersectResponse:
         """Ids that all operands hold."""
         operands = codec.operands(request.operands, self._cluster.topology)
@@ -317,17 +394,24 @@ class GraphService:
         return codec.set_answer(page)
 
 
-def handler_of(service: Any, offered: dict[str, Call], wrapper: Wrapper) -> grpc.GenericRpcHandler:
+def handler_of(
+    service: Any, offered: dict[str, Call], wrapper: Wrapper, streams: Mapping[str, StreamCall] | None = None
+) -> grpc.GenericRpcHandler:
     """The generic handler of a service: what is offered, and UNIMPLEMENTED with a sentence for the rest."""
-    strangers = offered.keys() - {method.name for method in service.methods}
+    streams = streams or {}
+    strangers = (offered.keys() | streams.keys()) - {method.name for method in service.methods}
     assert not strangers, f"not in the contract: {strangers}"
-    handlers = {
-        method.name: wrapper.unary(method.name, offered[method.name], _request_type(method))
-        if method.name in offered
-        else wrapper.not_offered(method.name, method)
-        for method in service.methods
-    }
-    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+    def handler(method: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        if method.name in offered:
+            return wrapper.unary(method.name, offered[method.name], _request_type(method))
+        if method.name in streams:
+            return wrapper.stream(method.name, streams[method.name], _request_type(method))
+        return wrapper.not_offered(method.name, method)
+
+    return grpc.method_handlers_generic_handler(
+        service.full_name, {method.name: handler(method) for method in service.methods}
+    )
 
 
 def _request_type(method: Any) -> type[Message]:

@@ -32,6 +32,7 @@ CODES: Final[dict[type[errors.GraphdError], grpc.StatusCode]] = {
     errors.StalePlacementError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.NotOfferedError: grpc.StatusCode.UNIMPLEMENTED,
+    errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
     errors.BadItemError: grpc.StatusCode.INTERNAL,
 }
 """Errors at start-up (StartError and below) never reach a caller."""
@@ -89,6 +90,8 @@ def _details(error: errors.GraphdError) -> list[Message]:
             return [_info("CATALOG_UNAVAILABLE")]
         case errors.StalePlacementError(slot=slot):
             return [_info("STALE_PLACEMENT", slot=str(slot))]
+        case errors.DrainingError():
+            return [_info("DRAINING")]
         case errors.DeadlineError(kept=kept):
             return [_info("DEADLINE", kept=str(kept).lower())]
         case _:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graphd.cli import demo, dev, graph, import_, operate
+from graphd.cli import demo, dev, graph, import_, operate, watch
 
 app = typer.Typer(
     name="graphd",
@@ -20,6 +20,7 @@ demo.add_to(app)
 graph.add_to(app)
 import_.add_to(app)
 operate.add_to(app)
+watch.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

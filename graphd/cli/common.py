@@ -172,6 +172,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
+def print_json_line(value: object) -> None:
+    """For scripts that read a stream: a line at a time, at once."""
+    print(json.dumps(value), flush=True)
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Aligned columns: numbers to the right, words to the left; None is an unknown number."""
     lines = [["-" if cell is None else str(cell) for cell in row] for row in rows]

@@ -88,7 +88,7 @@ def get(
 
         found = run(work())
     if as_json:
-        print_json(_edge_json(found))
+        print_json(edge_json(found))
     else:
         print(_edge_line(found))
 
@@ -279,7 +279,7 @@ def _write(
     if as_json:
         print_json(
             {
-                "edge": _edge_json(result.edge) if result.edge is not None else None,
+                "edge": edge_json(result.edge) if result.edge is not None else None,
                 "outcome": result.outcome.name,
                 "reason": result.reason,
                 "duplicate": result.duplicate,
@@ -322,7 +322,7 @@ def _list(
 
         edges, token = run(work())
     if as_json:
-        print_json({"edges": [_edge_json(edge) for edge in edges], "next_page_token": token})
+        print_json({"edges": [edge_json(edge) for edge in edges], "next_page_token": token})
         return
     print_table(
         (which[:-1] if which == "followers" else which, "since"),
@@ -346,7 +346,8 @@ async def _collect(listing: "Listing[Edge]", limit: int, page_token: str) -> "tu
             return edges, page_token
 
 
-def _edge_json(edge: "Edge") -> dict[str, Any]:
+def edge_json(edge: "Edge") -> dict[str, Any]:
+    """For scripts: ids and positions as strings, as in proto JSON."""
     return {
         "source_id": str(edge.source_id),
         "destination_id": str(edge.destination_id),

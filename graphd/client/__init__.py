@@ -16,6 +16,7 @@ from graphd.client.client import Client
 from graphd.client.failures import RouterUnavailableError, UnexpectedStatusError
 from graphd.client.listing import Listing
 from graphd.client.values import (
+    Change,
     Degrees,
     Edge,
     EdgeKey,
@@ -36,6 +37,7 @@ from graphd.client.values import (
 
 __all__ = [
     "AdminClient",
+    "Change",
     "Client",
     "Degrees",
     "Edge",

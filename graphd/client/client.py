@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 import grpc
 
@@ -13,6 +13,7 @@ from graphd.client.batch import to_repeat
 from graphd.client.calls import Connection, Method
 from graphd.client.listing import Listing
 from graphd.client.values import (
+    Change,
     Degrees,
     Edge,
     EdgeKey,
@@ -25,6 +26,7 @@ from graphd.client.values import (
     WriteOptions,
     WriteResult,
 )
+from graphd.client.watching import watch
 from graphd.errors import GraphdError, InvalidArgumentError
 from graphd.limits import MAX_BATCH, MAX_PAGE_SIZE
 from graphd.v1 import graph_pb2 as pb
@@ -175,6 +177,18 @@ class Client(Connection):
             return Page(tuple(answer.ids), answer.next_page_token, partial=answer.partial)
 
         return Listing(fetch, page_size)
+
+    def watch(
+        self, *, kinds: Sequence[str] = (), slots: Sequence[int] = (), resume_token: str = ""
+    ) -> AsyncGenerator[Change, None]:
+        """Every change of an edge whose source lies in one of these slots (none: all), without end: after a token, or from now on. In order
+        for each source, at least once. Raises OutOfRangeError for a token older than what is kept."""
+        request = pb.WatchEdgesRequest(kinds=kinds, slots=slots, resume_token=resume_token)
+
+        def begin(request: pb.WatchEdgesRequest) -> Any:
+            return self._stub.WatchEdges(request, wait_for_ready=True)
+
+        return watch(begin, request, self.target, lambda: self._patience(None))
 
     async def _write(
         self,

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 from google.protobuf import duration_pb2
 
 from graphd.client.values import (
+    Change,
     Degrees,
     Edge,
     EdgeKey,
@@ -164,6 +165,11 @@ def operand(index: int, value: Operand) -> graph_pb2.Operand:
 def edge(wire: graph_pb2.Edge) -> Edge:
     """An edge as answered."""
     return Edge(wire.source_id, wire.destination_id, wire.kind, State(wire.state), wire.position, wire.since)
+
+
+def change(wire: graph_pb2.WatchEdgesResponse) -> Change:
+    """A change as streamed."""
+    return Change(edge(wire.edge), State(wire.previous_state) if wire.previous_state else None, wire.resume_token)
 
 
 def write_result(wire: graph_pb2.WriteResult) -> WriteResult:

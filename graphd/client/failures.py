@@ -108,6 +108,8 @@ def _error_of(status: grpc.aio.AioRpcError, details: _Details, call: Call) -> er
             return errors.CatalogUnavailableError(text)
         case grpc.StatusCode.UNAVAILABLE, "STALE_PLACEMENT" if metadata.get("slot", "").isdecimal():
             return errors.StalePlacementError(int(metadata["slot"]))
+        case grpc.StatusCode.UNAVAILABLE, "DRAINING":
+            return errors.DrainingError()
         case ((grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED), _):
             return RouterUnavailableError(call.target, kept=kept)
         case grpc.StatusCode.DEADLINE_EXCEEDED, _:

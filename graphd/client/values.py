@@ -41,6 +41,14 @@ class Edge(NamedTuple):
     since: int
 
 
+class Change(NamedTuple):
+    """An edge as it became. `previous_state` None: it was absent. `resume_token`: go on after this change."""
+
+    edge: Edge
+    previous_state: State | None
+    resume_token: str
+
+
 class EdgeKey(NamedTuple):
     """Names an edge."""
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import TupleRow
 
 from graphd.edge import Version
-from graphd.limits import MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
+from graphd.limits import EVENTS_BUCKET_S, EVENTS_BUCKETS, MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
 from graphd.operations import (
     FIRST_KEEPING_SINCE,
     GIVEN,
@@ -54,6 +54,8 @@ _RULES: Final[dict[str, Any]] = {
     "counters": Int2s(counter_operations()),
     "ahead": MAX_AHEAD_US,
     "first_due_s": OUTBOX_FIRST_DUE_S,
+    "bucket_s": EVENTS_BUCKET_S,
+    "buckets": EVENTS_BUCKETS,
 }
 _NO_INT2, _NO_INT4, _NO_INT8 = Int2s(()), Int4s(()), Int8s(())
 _NO_RECEIPTS: Final[dict[str, Any]] = {
@@ -136,6 +138,7 @@ async def carry_writes(session: Session, batch: Sequence[WriteLaneItem], strikes
         **_limit_columns(limited),
         **_receipt_columns(writes),
         **_version_columns(versions),
+        "unwatched": Int2s(sorted({w.kind for w in writes if not w.watched})),
         "o_peer_slot": Int2s([slot for slot, _ in strikes]) if strikes else _NO_INT2,
         "o_id": Uuids([id_ for _, id_ in strikes]),
     }

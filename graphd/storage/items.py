@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 @dataclass(slots=True, eq=False)
 class WriteItem:
     """An operation for the forward half. `stamp`: the stamp of a live write, the position of a given one. `most`: how many ACTIVE edges
-    of its kind the source may have; 0 is no limit."""
+    of its kind the source may have; 0 is no limit. `watched`: changes of this kind are events."""
 
     source_id: int
     destination_id: int
@@ -90,6 +90,7 @@ class WriteItem:
     settle: Callable[[WriteItem, Answer | GraphdError], None]
     """Called once, by `answer` or `fail`."""
     most: int = 0
+    watched: bool = True
     abandoned: bool = False
     sent: bool = False
 

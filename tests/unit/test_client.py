@@ -498,6 +498,7 @@ EXAMPLES: list[errors.GraphdError] = [
     errors.ShardUnavailableError("s2", kept=True),
     errors.CatalogUnavailableError(),
     errors.StalePlacementError(17),
+    errors.DrainingError(),
     errors.DeadlineError(),
     errors.DeadlineError(kept=True),
     errors.NotOfferedError("order RECENCY"),

@@ -33,6 +33,7 @@ EXAMPLES: dict[errors.GraphdError, tuple[grpc.StatusCode, bool]] = {
     errors.CatalogUnavailableError(): (grpc.StatusCode.UNAVAILABLE, True),
     errors.StalePlacementError(3): (grpc.StatusCode.UNAVAILABLE, True),
     errors.DeadlineError(kept=True): (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+    errors.DrainingError(): (grpc.StatusCode.UNAVAILABLE, True),
     errors.NotOfferedError("Union"): (grpc.StatusCode.UNIMPLEMENTED, False),
     errors.BadItemError("22003"): (grpc.StatusCode.INTERNAL, False),
 }
@@ -91,6 +92,7 @@ def test_bad_request_names_the_field(kind: type[errors.InvalidArgumentError]) ->
         (errors.ShardUnavailableError("s1"), "SHARD_UNAVAILABLE", {"shard": "s1", "kept": "false"}),
         (errors.ShardUnavailableError("s1", kept=True), "SHARD_UNAVAILABLE", {"shard": "s1", "kept": "true"}),
         (errors.CatalogUnavailableError(), "CATALOG_UNAVAILABLE", {}),
+        (errors.DrainingError(), "DRAINING", {}),
         (errors.StalePlacementError(3), "STALE_PLACEMENT", {"slot": "3"}),
         (errors.DeadlineError(kept=True), "DEADLINE", {"kept": "true"}),
     ],

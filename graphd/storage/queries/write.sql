@@ -19,7 +19,9 @@ FROM (
 -- owed to other shards, remembers receipts, and strikes what has been delivered. Each key occurs once per direction. Rows are
 -- written in key order, table after table, and every other writer keeps this order: forward, reverse, degrees, receipts.
 WITH clock AS MATERIALIZED (
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(ahead)s::bigint AS held
+    SELECT
+        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(ahead)s::bigint AS held,
+        mod(extract(epoch FROM now())::bigint / %(bucket_s)s::bigint, %(buckets)s::bigint)::smallint AS bucket
 ),
 
 asked AS MATERIALIZED (
@@ -193,6 +195,19 @@ counted AS (
     ORDER BY owner_id, direction, kind, state, slot
     ON CONFLICT (owner_id, direction, kind, state, slot) DO UPDATE SET degree = e.degree + excluded.degree
     RETURNING 1
+),
+
+noted AS (
+    -- For those who watch: what changed its state or its since, of the kinds that are watched.
+    INSERT INTO events (id, source_id, destination_id, position, since, bucket, slot, kind, state, previous_state)
+    SELECT
+        nextval('events_id_seq'), owner_id, neighbor_id, position, since, (SELECT bucket FROM clock), slot, kind, state,
+        CASE old_position WHEN 0 THEN 0 ELSE old_state END
+    FROM told
+    WHERE kind <> ALL (%(unwatched)s::smallint[]) AND CASE
+        WHEN old_position = 0 THEN state <> 6
+        ELSE (old_state, old_since) <> (state, since)
+    END
 ),
 
 owed AS (
