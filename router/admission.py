@@ -19,7 +19,7 @@ SMOOTHING: Final = 0.1
 class Admission:
     """Counts of calls in flight. Single-threaded: one per event loop."""
 
-    __slots__ = ("_limit", "_per_shard", "in_flight", "shed", "smoothed")
+    __slots__ = ("_limit", "_per_shard", "in_flight", "shed", "smoothed", "streams")
 
     def __init__(self, max_calls_per_shard: int) -> None:
         self._limit = max_calls_per_shard
@@ -27,6 +27,8 @@ class Admission:
         self.in_flight = 0
         self.smoothed = 0.0
         self.shed = 0
+        self.streams = 0
+        """Streams being served. They take no place of their own: what they read counts while it is read."""
 
     def begin(self) -> None:
         """A call arrived."""

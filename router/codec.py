@@ -200,6 +200,13 @@ def page_size(value: int) -> int:
     return min(value or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
 
 
+def chunk_size(value: int) -> int:
+    """0 is the most, and so is what is above it."""
+    if value < 0:
+        raise InvalidArgumentError("chunk_size", "must not be negative")
+    return min(value or MAX_PAGE_SIZE, MAX_PAGE_SIZE)
+
+
 def state(value: int, field: str) -> State:
     """Unspecified is ACTIVE."""
     if value == 0:

@@ -94,6 +94,7 @@ class RouterMetrics(Collector):
         )
         yield GaugeMetricFamily("graphd_calls_in_flight", "Calls being served.", self._admission.in_flight)
         yield CounterMetricFamily("graphd_calls_shed", "Calls refused because too many wait.", self._admission.shed)
+        yield GaugeMetricFamily("graphd_streams", "Streams being served.", self._admission.streams)
         waiting = GaugeMetricFamily("graphd_shard_calls", "Calls that need a shard now.", labels=("shard",))
         for shard, count in self._admission.waiting().items():
             waiting.add_metric((shard,), count)

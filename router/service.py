@@ -16,7 +16,7 @@ from grpc import aio
 
 from graphd.clock import now_us
 from graphd.cursor import watch_scope
-from graphd.edge import Direction, Version
+from graphd.edge import Direction, State, Version
 from graphd.errors import GraphdError, InvalidArgumentError, NotFoundError, NotOfferedError, RefusedError
 from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S, RESUME_METADATA
 from graphd.operations import Operation, Outcome
@@ -25,7 +25,7 @@ from graphd.v1 import graph_pb2 as pb
 from router import codec, wire
 from router.admission import Admission
 from router.metrics import RouterMetrics
-from router.reads import Reader
+from router.reads import ListOf, Page, Reader
 from router.setreads import SetReader
 from router.status import Status, status_of
 from router.values import Result, Write
@@ -119,6 +119,7 @@ class Wrapper:
 
         async def behavior(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
             began = perf_counter()
+            self._admission.streams += 1
             code = "OK"
             try:
                 if request is None:
@@ -146,6 +147,7 @@ class Wrapper:
                 code = "INTERNAL"
                 log.error("call.failed", method=name, error=type(error).__name__, exc_info=error)
             finally:
+                self._admission.streams -= 1
                 record.observe(code, perf_counter() - began)
             await context.abort(status.code, status.message, status.metadata)
 
@@ -213,6 +215,8 @@ class GraphService:
             "Intersect": self.intersect,
         }
         streams: dict[str, StreamCall] = {
+            "StreamFollowers": self.stream_followers,
+            "StreamFollowing": self.stream_following,
             "WatchEdges": self.watch_edges,
         }
         service = pb.DESCRIPTOR.services_by_name["GraphService"]
@@ -336,6 +340,49 @@ class GraphService:
         wanted = codec.list_of(request, direction, self._cluster.topology)
         page = await self._reader.page(wanted, codec.page_size(request.page_size), request.page_token, deadline)
         return codec.page_bytes(wanted, request.view, page)
+
+    async def stream_followers(
+        self, request: pb.StreamFollowersRequest, deadline: float, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamFollowersResponse, None]:
+        """All who follow the account, newest first, in chunks."""
+        async with aclosing(self._chunks(request, Direction.REVERSE, deadline)) as chunks:
+            async for ids, token in chunks:
+                yield pb.StreamFollowersResponse(ids=ids, page_token=token)
+
+    async def stream_following(
+        self, request: pb.StreamFollowingRequest, deadline: float, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamFollowingResponse, None]:
+        """All whom the account follows, newest first, in chunks."""
+        async with aclosing(self._chunks(request, Direction.FORWARD, deadline)) as chunks:
+            async for ids, token in chunks:
+                yield pb.StreamFollowingResponse(ids=ids, page_token=token)
+
+    async def _chunks(
+        self, request: pb.StreamFollowersRequest | pb.StreamFollowingRequest, direction: Direction, deadline: float
+    ) -> AsyncGenerator[tuple[list[int], str], None]:
+        """Ids and the token after them. One chunk is read while the one before it is on its way to the caller, and no more than one: a
+        caller who does not read costs two chunks of memory, and no place among the calls that wait for the shard."""
+        wanted = ListOf(
+            direction, codec.account_id(request), self._cluster.topology.kind(request.kind), State.ACTIVE, False
+        )
+        size = codec.chunk_size(request.chunk_size)
+        now = asyncio.get_running_loop().time
+
+        def read(token: str) -> asyncio.Task[Page]:
+            return asyncio.create_task(self._reader.page(wanted, size, token, min(deadline, now() + MAX_DEADLINE_S)))
+
+        reading = read(request.page_token)
+        try:
+            while True:
+                page = await reading
+                if page.next_token:
+                    reading = read(page.next_token)
+                yield page.columns[0].tolist(), page.next_token
+                if not page.next_token:
+                    return
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def get_degrees(self, request: pb.GetDegreesRequest, deadline: float) -> pb.GetDegreesResponse:
         """Degrees of one account."""

@@ -17,6 +17,7 @@ from graphd.client.failures import RouterUnavailableError, UnexpectedStatusError
 from graphd.client.listing import Listing
 from graphd.client.values import (
     Change,
+    Chunk,
     Degrees,
     Edge,
     EdgeKey,
@@ -38,6 +39,7 @@ from graphd.client.values import (
 __all__ = [
     "AdminClient",
     "Change",
+    "Chunk",
     "Client",
     "Degrees",
     "Edge",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import grpc
@@ -12,8 +12,10 @@ from graphd.client import codec
 from graphd.client.batch import to_repeat
 from graphd.client.calls import Connection, Method
 from graphd.client.listing import Listing
+from graphd.client.streaming import chunks, watch
 from graphd.client.values import (
     Change,
+    Chunk,
     Degrees,
     Edge,
     EdgeKey,
@@ -26,7 +28,6 @@ from graphd.client.values import (
     WriteOptions,
     WriteResult,
 )
-from graphd.client.watching import watch
 from graphd.errors import GraphdError, InvalidArgumentError
 from graphd.limits import MAX_BATCH, MAX_PAGE_SIZE
 from graphd.v1 import graph_pb2 as pb
@@ -178,17 +179,34 @@ class Client(Connection):
 
         return Listing(fetch, page_size)
 
+    def stream_followers(
+        self, account_id: int, *, kind: str = "", chunk_size: int = 0, page_token: str = ""
+    ) -> AsyncGenerator[Chunk, None]:
+        """All who follow an account, newest first, in chunks of 1000 at most: for fan-out. Goes on by itself after a passing failure."""
+        request = pb.StreamFollowersRequest(
+            account_id=codec.account("account_id", account_id), kind=kind, chunk_size=chunk_size, page_token=page_token
+        )
+        return chunks(self._opener(self._stub.StreamFollowers), request, self.target, lambda: self._patience(None))
+
+    def stream_following(
+        self, account_id: int, *, kind: str = "", chunk_size: int = 0, page_token: str = ""
+    ) -> AsyncGenerator[Chunk, None]:
+        """All whom an account follows, as `stream_followers`."""
+        request = pb.StreamFollowingRequest(
+            account_id=codec.account("account_id", account_id), kind=kind, chunk_size=chunk_size, page_token=page_token
+        )
+        return chunks(self._opener(self._stub.StreamFollowing), request, self.target, lambda: self._patience(None))
+
+    def _opener(self, method: Any) -> Callable[[Any], Any]:
+        return lambda request: method(request, wait_for_ready=True)
+
     def watch(
         self, *, kinds: Sequence[str] = (), slots: Sequence[int] = (), resume_token: str = ""
     ) -> AsyncGenerator[Change, None]:
         """Every change of an edge whose source lies in one of these slots (none: all), without end: after a token, or from now on. In order
         for each source, at least once. Raises OutOfRangeError for a token older than what is kept."""
         request = pb.WatchEdgesRequest(kinds=kinds, slots=slots, resume_token=resume_token)
-
-        def begin(request: pb.WatchEdgesRequest) -> Any:
-            return self._stub.WatchEdges(request, wait_for_ready=True)
-
-        return watch(begin, request, self.target, lambda: self._patience(None))
+        return watch(self._opener(self._stub.WatchEdges), request, self.target, lambda: self._patience(None))
 
     async def _write(
         self,

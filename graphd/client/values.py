@@ -49,6 +49,13 @@ class Change(NamedTuple):
     resume_token: str
 
 
+class Chunk(NamedTuple):
+    """A part of a whole list, newest first. `page_token`: go on after it; empty in the last one."""
+
+    ids: tuple[int, ...]
+    page_token: str
+
+
 class EdgeKey(NamedTuple):
     """Names an edge."""
 
