@@ -30,6 +30,12 @@ MIN_OPERANDS: Final = 2
 MAX_OPERANDS: Final = 16
 """Operands of a set operation: each costs a round trip per window."""
 
+MAX_EXPRESSION_DEPTH: Final = 8
+"""Of a Select; a bare operand counts 1."""
+
+DEFAULT_SUGGESTIONS: Final = 10
+MAX_SUGGESTIONS: Final = 100
+
 MAX_OPERAND_IDS: Final = 100_000
 """Ids of one explicit operand: 1 MB on the wire, 0.8 MB in memory."""
 

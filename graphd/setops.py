@@ -25,20 +25,6 @@ FETCH_FACTOR: Final = 4
 """A row fetched in order costs less than an id probed: 12 ms for a list of 100,000 against 215 ms (DESIGN.md section 6)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """An operand of a plan: its place among the operands, how many ids it has, and whether they are at hand."""
-
-    at: int
-    ids: int
-    explicit: bool
-
-
-def order_of_operands(sizes: Sequence[Size]) -> list[Size]:
-    """The driver first: the smallest, and of equals one whose ids are at hand; then the others, cheapest first."""
-    return sorted(sizes, key=lambda size: (size.ids, not size.explicit, size.at))
-
-
 def descending(ids: Sequence[int] | Ids) -> Ids:
     """Ids in any order, with doubles: sorted and single."""
     return np.unique(np.asarray(ids, dtype=np.int64))[::-1]
@@ -53,6 +39,16 @@ def below(ids: Ids, before: int | None, count: int) -> Ids:
 def common(a: Ids, b: Ids) -> Ids:
     """Ids in both: `a` as it is ordered, without those not in `b` (in any order)."""
     return a[np.isin(a, b, assume_unique=True)] if len(a) and len(b) else a[:0]
+
+
+def without(a: Ids, b: Ids) -> Ids:
+    """`a` as it is ordered, without what is in `b` (in any order)."""
+    return a[~np.isin(a, b, assume_unique=True)] if len(a) and len(b) else a
+
+
+def merged(parts: Sequence[Ids]) -> Ids:
+    """Ids of all parts, each once, descending."""
+    return np.unique(np.concatenate(parts))[::-1]
 
 
 def fetches(candidates: int, degree: int) -> bool:

@@ -9,20 +9,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
+from google.protobuf.message import Message
 
 from graphd import cursor as tokens
 from graphd.edge import Direction, Key, State, Version
-from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError
+from graphd.errors import GraphdError, InvalidArgumentError, OutOfRangeError
 from graphd.limits import (
     AHEAD_RULE,
     DEFAULT_PAGE_SIZE,
+    DEFAULT_SUGGESTIONS,
     MAX_AHEAD_US,
     MAX_BATCH,
+    MAX_EXPRESSION_DEPTH,
     MAX_ID,
     MAX_OPERAND_IDS,
     MAX_OPERANDS,
     MAX_PAGE_SIZE,
     MAX_REQUEST_ID_CHARS,
+    MAX_SUGGESTIONS,
     MIN_OPERANDS,
     PURGE_HORIZON_US,
 )
@@ -31,8 +35,9 @@ from graphd.setops import descending
 from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
 from router import wire
+from router.expressions import Expression, ListIds, Node, Operand, SetOperation
 from router.reads import Degrees, ListOf, Page
-from router.setreads import ListIds, Operand, SetPage
+from router.setreads import CommonDegree
 from router.status import code_of
 from router.values import Result, Write, WriteOutcome
 
@@ -271,14 +276,94 @@ def slots(values: Sequence[int], topology: Topology) -> list[int]:
     return sorted(set(values))
 
 
-def set_scope(request: pb.IntersectRequest, operation: bytes) -> bytes:
-    """What the tokens of a set operation are bound to; also refuses orders this release does not offer."""
-    if request.order == pb.SET_ORDER_RECENCY:
-        raise NotOfferedError("order RECENCY")
-    if request.order not in (0, pb.SET_ORDER_BY_ID):
+def combined(operation: SetOperation, requests: Sequence[pb.Operand], topology: Topology) -> Node:
+    """The operands of a set operation, combined."""
+    return Node(operation, tuple(operands(requests, topology)))
+
+
+def expression(request: pb.SelectRequest, topology: Topology) -> Expression:
+    """The expression of a Select."""
+    if not request.HasField("expression"):
+        raise InvalidArgumentError("expression", "must be given")
+    return _expression(request.expression, topology, "expression", 1)
+
+
+def _expression(request: pb.Expression, topology: Topology, at: str, depth: int) -> Expression:
+    if depth > MAX_EXPRESSION_DEPTH:
+        raise InvalidArgumentError(at, f"must not be nested deeper than {MAX_EXPRESSION_DEPTH}")
+    which = request.WhichOneof("expression")
+    if which is None:
+        raise InvalidArgumentError(at, "must be an operand, intersect, union or difference")
+    if which == "operand":
+        return _operand(request.operand, topology, f"{at}.operand")
+    parts = getattr(request, which).expressions
+    if not MIN_OPERANDS <= len(parts) <= MAX_OPERANDS:
+        raise InvalidArgumentError(
+            f"{at}.{which}.expressions", f"must be {MIN_OPERANDS} to {MAX_OPERANDS}, not {len(parts)}"
+        )
+    return Node(
+        SetOperation(which),
+        tuple(_expression(part, topology, f"{at}.{which}.expressions[{i}]", depth + 1) for i, part in enumerate(parts)),
+    )
+
+
+def recency(order: int, wanted: Expression, field: str) -> ListIds | None:
+    """The list in whose order the answer is wanted; None: by id. Only where every answer is in that list: it is the first operand of all,
+    and no union stands above it."""
+    if order in (0, pb.SET_ORDER_BY_ID):
+        return None
+    if order != pb.SET_ORDER_RECENCY:
         raise InvalidArgumentError("order", "must be BY_ID or RECENCY")
-    parts = [operand.SerializeToString(deterministic=True) for operand in request.operands]
-    return tokens.set_scope(operation, b"".join(len(part).to_bytes(4, "big") + part for part in parts))
+    first = wanted
+    while isinstance(first, Node) and first.operation is not SetOperation.UNION:
+        first = first.parts[0]
+    if not isinstance(first, ListIds):
+        raise InvalidArgumentError(
+            "order", f"must be BY_ID: the first operand of {field} is not a list whose order the answer could have"
+        )
+    return first
+
+
+class HasSetPage(Protocol):
+    """A request for a page of a set operation."""
+
+    order: pb.SetOrder.ValueType
+    page_size: int
+    page_token: str
+
+
+class HasOperands(HasSetPage, Protocol):
+    """A request for a page of one set operation."""
+
+    @property
+    def operands(self) -> Sequence[pb.Operand]: ...
+
+
+def set_scope(request: HasSetPage, operation: bytes, parts: Sequence[Message]) -> bytes:
+    """What the tokens of a set operation are bound to: the operation, the order, and its parts one by one."""
+    packed = [part.SerializeToString(deterministic=True) for part in parts]
+    named = operation + b":recency" if request.order == pb.SET_ORDER_RECENCY else operation
+    return tokens.set_scope(named, b"".join(len(part).to_bytes(4, "big") + part for part in packed))
+
+
+def common_limit(value: int) -> int:
+    """0 is no limit."""
+    if value < 0:
+        raise InvalidArgumentError("limit", "must not be negative")
+    return value
+
+
+def suggestions_wanted(value: int) -> int:
+    """0 is the default."""
+    if not 0 <= value <= MAX_SUGGESTIONS:
+        raise InvalidArgumentError("k", f"must be 0 to {MAX_SUGGESTIONS}")
+    return value or DEFAULT_SUGGESTIONS
+
+
+def other_id(request: pb.DistanceRequest) -> int:
+    """The account a distance leads to."""
+    _check_id(request, request.other_id, "other_id")
+    return request.other_id
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -386,9 +471,9 @@ def degrees_message(account: int, degrees: Degrees) -> pb.Degrees:
     )
 
 
-def set_answer(page: SetPage) -> pb.IntersectResponse:
-    """A page of ids."""
-    return pb.IntersectResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
+def common_degree(found: CommonDegree) -> pb.GetCommonDegreeResponse:
+    """How many ids there are."""
+    return pb.GetCommonDegreeResponse(degree=found.degree, exact=found.exact)
 
 
 def page_bytes(wanted: ListOf, view: int, page: Page) -> bytes:

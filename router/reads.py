@@ -131,7 +131,7 @@ class Reader:
         """One page. Raises InvalidArgumentError for a token of another list or order."""
         scope, key = wanted.scope, self.cluster.token_key
         cursor = tokens.decode(token, scope, key) if token else None
-        rows = await self._rows(wanted, cursor, page_size + 1, deadline)
+        rows = await self.rows(wanted, cursor, page_size + 1, deadline)
         neighbors, sinces, _ = rows.columns
         found = len(neighbors)
         size = min(found, page_size)
@@ -157,7 +157,8 @@ class Reader:
             tokens.encode(back, scope, key) if back is not None else "",
         )
 
-    async def _rows(self, wanted: ListOf, cursor: Cursor | None, row_count: int, deadline: float) -> PageRows:
+    async def rows(self, wanted: ListOf, cursor: Cursor | None, row_count: int, deadline: float) -> PageRows:
+        """Rows of a list after a cursor, or before it."""
         ascending = wanted.ascending != (cursor is not None and cursor.backward)
         if cursor is not None:
             since, neighbor_id = cursor.since, cursor.id
@@ -249,7 +250,7 @@ class Reader:
                 entered = self._admission.enter_all(parts)
                 try:
                     asked = [ask(self.cluster.shards[name], at) for name, at in parts.items()]
-                    answers: list[Any] = [await asked[0]] if len(asked) == 1 else await _all(asked)
+                    answers: list[Any] = [await asked[0]] if len(asked) == 1 else await all_of(asked)
                 finally:
                     self._admission.leave_all(entered)
                 missing: list[int] = []
@@ -299,7 +300,7 @@ class deadline_at:  # noqa: N801 - read as a statement, like asyncio.timeout_at
             raise DeadlineError() from expired
 
 
-async def _all(asked: Sequence[Awaitable[T]]) -> list[T]:
+async def all_of(asked: Sequence[Awaitable[T]]) -> list[T]:
     """Wait for all; when one fails, the others are waited for too, and the first error is raised."""
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:

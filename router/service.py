@@ -24,10 +24,12 @@ from graphd.storage.cluster import Cluster
 from graphd.v1 import graph_pb2 as pb
 from router import codec, wire
 from router.admission import Admission
+from router.expressions import Expression, SetOperation
 from router.metrics import RouterMetrics
 from router.reads import ListOf, Page, Reader
-from router.setreads import SetReader
+from router.setreads import SetPage, SetReader
 from router.status import Status, status_of
+from router.twohop import TwoHop
 from router.values import Result, Write
 from router.watch import Watcher
 from router.writes import Writer
@@ -192,6 +194,7 @@ class GraphService:
         metrics: RouterMetrics,
     ) -> None:
         self._watcher = watcher
+        self._two_hop = TwoHop(cluster, reader, sets)
         self._cluster, self._writer, self._reader, self._sets = cluster, writer, reader, sets
         self._checker, self._metrics = checker, metrics
 
@@ -213,6 +216,12 @@ class GraphService:
             "GetDegrees": self.get_degrees,
             "BatchGetDegrees": self.batch_get_degrees,
             "Intersect": self.intersect,
+            "Union": self.union,
+            "Difference": self.difference,
+            "Select": self.select,
+            "GetCommonDegree": self.get_common_degree,
+            "Suggest": self.suggest,
+            "Distance": self.distance,
         }
         streams: dict[str, StreamCall] = {
             "StreamFollowers": self.stream_followers,
@@ -430,15 +439,66 @@ class GraphService:
 
     async def intersect(self, request: pb.IntersectRequest, deadline: float) -> pb.IntersectResponse:
         """Ids that all operands hold."""
-        operands = codec.operands(request.operands, self._cluster.topology)
-        page = await self._sets.intersect(
-            operands,
-            codec.set_scope(request, b"intersect"),
-            codec.page_size(request.page_size),
-            request.page_token,
-            deadline,
+        page = await self._combine(request, SetOperation.INTERSECT, deadline)
+        return pb.IntersectResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
+
+    async def union(self, request: pb.UnionRequest, deadline: float) -> pb.UnionResponse:
+        """Ids that any operand holds."""
+        page = await self._combine(request, SetOperation.UNION, deadline)
+        return pb.UnionResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
+
+    async def difference(self, request: pb.DifferenceRequest, deadline: float) -> pb.DifferenceResponse:
+        """Ids that the first operand holds and no other does."""
+        page = await self._combine(request, SetOperation.DIFFERENCE, deadline)
+        return pb.DifferenceResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
+
+    async def _combine(self, request: codec.HasOperands, operation: SetOperation, deadline: float) -> SetPage:
+        wanted = codec.combined(operation, request.operands, self._cluster.topology)
+        scope = codec.set_scope(request, operation.value.encode(), request.operands)
+        return await self._select(request, wanted, "operands", scope, deadline)
+
+    async def select(self, request: pb.SelectRequest, deadline: float) -> pb.SelectResponse:
+        """Ids that an expression holds."""
+        wanted = codec.expression(request, self._cluster.topology)
+        scope = codec.set_scope(request, b"select", (request.expression,))
+        page = await self._select(request, wanted, "expression", scope, deadline)
+        return pb.SelectResponse(ids=page.ids, next_page_token=page.next_token, partial=page.partial)
+
+    async def _select(
+        self, request: codec.HasSetPage, wanted: Expression, field: str, scope: bytes, deadline: float
+    ) -> SetPage:
+        first = codec.recency(request.order, wanted, field)
+        size = codec.page_size(request.page_size)
+        if first is None:
+            return await self._sets.select(wanted, scope, size, request.page_token, deadline)
+        return await self._sets.recent(first, wanted, scope, size, request.page_token, deadline)
+
+    async def get_common_degree(
+        self, request: pb.GetCommonDegreeRequest, deadline: float
+    ) -> pb.GetCommonDegreeResponse:
+        """How many ids all operands hold."""
+        wanted = codec.combined(SetOperation.INTERSECT, request.operands, self._cluster.topology)
+        return codec.common_degree(await self._sets.degree(wanted, codec.common_limit(request.limit), deadline))
+
+    async def suggest(self, request: pb.SuggestRequest, deadline: float) -> pb.SuggestResponse:
+        """Whom to follow."""
+        kind = self._cluster.topology.kind(request.kind)
+        found, sampled = await self._two_hop.suggest(
+            codec.account_id(request), kind, codec.suggestions_wanted(request.k), deadline
         )
-        return codec.set_answer(page)
+        return pb.SuggestResponse(
+            suggestions=[
+                pb.SuggestResponse.Suggestion(account_id=one.account_id, common_degree=one.common_degree)
+                for one in found
+            ],
+            sampled=sampled,
+        )
+
+    async def distance(self, request: pb.DistanceRequest, deadline: float) -> pb.DistanceResponse:
+        """How many follows lead from one account to another."""
+        kind = self._cluster.topology.kind(request.kind)
+        found = await self._two_hop.distance(codec.account_id(request), codec.other_id(request), kind, deadline)
+        return pb.DistanceResponse(distance=found or 0, more=found is None)
 
 
 def handler_of(

@@ -41,3 +41,9 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("TEST_DATA is not set: the real graphs are absent")
     return Path(folder)
+
+
+@pytest.fixture
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether the long form is asked for."""
+    return bool(request.config.getoption("--long"))

@@ -16,11 +16,14 @@ from graphd.client.client import Client
 from graphd.client.failures import RouterUnavailableError, UnexpectedStatusError
 from graphd.client.listing import Listing
 from graphd.client.values import (
+    AllOf,
+    AnyOf,
     Change,
     Chunk,
     Degrees,
     Edge,
     EdgeKey,
+    Expression,
     FollowersOf,
     FollowingOf,
     KindInfo,
@@ -31,19 +34,24 @@ from graphd.client.values import (
     SetOrder,
     ShardInfo,
     SlotInfo,
+    Suggestions,
     TopologyInfo,
+    Without,
     Write,
     WriteResult,
 )
 
 __all__ = [
     "AdminClient",
+    "AllOf",
+    "AnyOf",
     "Change",
     "Chunk",
     "Client",
     "Degrees",
     "Edge",
     "EdgeKey",
+    "Expression",
     "FollowersOf",
     "FollowingOf",
     "KindInfo",
@@ -57,8 +65,10 @@ __all__ = [
     "SetOrder",
     "ShardInfo",
     "SlotInfo",
+    "Suggestions",
     "TopologyInfo",
     "UnexpectedStatusError",
+    "Without",
     "Write",
     "WriteResult",
 ]

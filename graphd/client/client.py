@@ -10,8 +10,9 @@ import grpc
 
 from graphd.client import codec
 from graphd.client.batch import to_repeat
-from graphd.client.calls import Connection, Method
+from graphd.client.calls import Method
 from graphd.client.listing import Listing
+from graphd.client.sets import SetCalls
 from graphd.client.streaming import chunks, watch
 from graphd.client.values import (
     Change,
@@ -21,9 +22,7 @@ from graphd.client.values import (
     EdgeKey,
     ListOptions,
     Neighbor,
-    Operand,
     Page,
-    SetOrder,
     Write,
     WriteOptions,
     WriteResult,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from graphd.v1.graph_pb2_grpc import GraphServiceAsyncStub  # generated for type checkers only
 
 
-class Client(Connection):
+class Client(SetCalls):
     """Calls of GraphService."""
 
     def _bind(self, channel: grpc.aio.Channel) -> None:
@@ -157,27 +156,6 @@ class Client(Connection):
         request = pb.BatchGetDegreesRequest(account_ids=codec.accounts("account_ids", account_ids), kind=kind)
         answer = await self._unary(self._stub.BatchGetDegrees, request, deadline_s)
         return [codec.degrees(account_id, row) for account_id, row in zip(account_ids, answer.results, strict=True)]
-
-    def intersect(
-        self,
-        *operands: Operand,
-        order: SetOrder = SetOrder.BY_ID,
-        page_size: int = MAX_PAGE_SIZE,
-        deadline_s: float | None = None,
-    ) -> Listing[int]:
-        """The ids that all of 2..16 operands hold, descending, or in the order of the first operand."""
-
-        async def fetch(page_token: str, size: int) -> Page[int]:
-            request = pb.IntersectRequest(
-                operands=[codec.operand(i, value) for i, value in enumerate(operands)],
-                order=pb.SetOrder.ValueType(order),
-                page_size=size,
-                page_token=page_token,
-            )
-            answer = await self._unary(self._stub.Intersect, request, deadline_s)
-            return Page(tuple(answer.ids), answer.next_page_token, partial=answer.partial)
-
-        return Listing(fetch, page_size)
 
     def stream_followers(
         self, account_id: int, *, kind: str = "", chunk_size: int = 0, page_token: str = ""

@@ -9,10 +9,13 @@ from typing import TypeAlias, TypeVar
 from google.protobuf import duration_pb2
 
 from graphd.client.values import (
+    AllOf,
+    AnyOf,
     Change,
     Degrees,
     Edge,
     EdgeKey,
+    Expression,
     FollowersOf,
     FollowingOf,
     KindInfo,
@@ -24,6 +27,7 @@ from graphd.client.values import (
     ShardInfo,
     SlotInfo,
     TopologyInfo,
+    Without,
     Write,
     WriteOptions,
     WriteResult,
@@ -147,9 +151,8 @@ def list_request(
     )
 
 
-def operand(index: int, value: Operand) -> graph_pb2.Operand:
+def operand(field: str, value: Operand) -> graph_pb2.Operand:
     """One operand of a set operation."""
-    field = f"operands[{index}]"
     if isinstance(value, FollowersOf | FollowingOf):
         listed = graph_pb2.ListOperand(
             account_id=account(f"{field}.account_id", value.account_id),
@@ -160,6 +163,15 @@ def operand(index: int, value: Operand) -> graph_pb2.Operand:
             return graph_pb2.Operand(followers_of=listed)
         return graph_pb2.Operand(following_of=listed)
     return graph_pb2.Operand(ids=graph_pb2.IdList(ids=accounts(f"{field}.ids", value)))
+
+
+def expression(field: str, value: Expression) -> graph_pb2.Expression:
+    """A nested set expression."""
+    if not isinstance(value, AllOf | AnyOf | Without):
+        return graph_pb2.Expression(operand=operand(f"{field}.operand", value))
+    which = {AllOf: "intersect", AnyOf: "union", Without: "difference"}[type(value)]
+    parts = [expression(f"{field}.{which}.expressions[{i}]", part) for i, part in enumerate(value.parts)]
+    return graph_pb2.Expression(**{which: graph_pb2.ExpressionList(expressions=parts)})  # type: ignore[arg-type]
 
 
 def edge(wire: graph_pb2.Edge) -> Edge:

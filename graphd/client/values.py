@@ -141,6 +141,37 @@ Operand: TypeAlias = FollowersOf | FollowingOf | Sequence[int]
 """A list of an account, or up to 100,000 ids in any order."""
 
 
+class AllOf:
+    """An expression of a Select: what all parts hold. 2..16 parts, as in AnyOf and Without."""
+
+    def __init__(self, *parts: Expression) -> None:
+        self.parts = parts
+
+
+class AnyOf:
+    """What any part holds."""
+
+    def __init__(self, *parts: Expression) -> None:
+        self.parts = parts
+
+
+class Without:
+    """What the first part holds and no other does."""
+
+    def __init__(self, *parts: Expression) -> None:
+        self.parts = parts
+
+
+Expression: TypeAlias = Operand | AllOf | AnyOf | Without
+
+
+class Suggestions(NamedTuple):
+    """(account, how many of those followed follow it), best first. `sampled`: of long lists only the newest part was looked at."""
+
+    accounts: tuple[tuple[int, int], ...]
+    sampled: bool
+
+
 @dataclass(frozen=True, slots=True)
 class KindInfo:
     """A family of edges; `max_out_degree` 0 is no limit."""

@@ -15,11 +15,14 @@ import pytest_asyncio
 from graphd import errors
 from graphd.client import (
     AdminClient,
+    AllOf,
+    AnyOf,
     Client,
     EdgeKey,
     FollowersOf,
     FollowingOf,
     ListOrder,
+    Without,
     Write,
 )
 from graphd.clock import now_us
@@ -114,6 +117,16 @@ async def test_lists_degrees_and_sets(client: Client) -> None:
     common = client.intersect(FollowersOf(CY), list(range(9_000, 10_050)), page_size=7)
     assert [account async for account in common] == list(range(10_049, 9_999, -1))
     assert [account async for account in client.intersect(FollowingOf(FANS[0]), [CY, 5])] == [CY]
+    assert [account async for account in client.union([1, 2], [2, 3], page_size=2)] == [3, 2, 1]
+    assert [account async for account in client.difference([1, 2], [2, 3])] == [1]
+    nested = Without(AnyOf(FollowersOf(CY), [5]), AllOf(FollowersOf(CY), list(FANS[3:])))
+    expected = sorted({*FANS[:3], 5}, reverse=True)
+    assert [account async for account in client.select(nested, page_size=3)] == expected
+    assert await client.common_degree(FollowersOf(CY), FANS) == (len(FANS), True)
+    assert await client.common_degree(FollowersOf(CY), FANS, limit=2) == (2, True)
+    assert await client.distance(FANS[0], CY) == 1
+    assert await client.distance(CY, FANS[0]) is None
+    assert (await client.suggest(FANS[0])).accounts == ()
 
 
 async def test_a_batch_has_a_result_for_each_item(client: Client) -> None:

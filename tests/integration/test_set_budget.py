@@ -15,8 +15,9 @@ from graphd.setops import descending
 from graphd.storage.cluster import Cluster
 from graphd.storage.shard import ShardSettings
 from router.admission import Admission
+from router.expressions import ListIds, Node, Operand, SetOperation
 from router.reads import Reader
-from router.setreads import ListIds, Operand, SetReader
+from router.setreads import SetReader
 from tests.databases import Databases
 
 SCOPE = set_scope(b"intersect", b"test")
@@ -58,7 +59,7 @@ async def pages(cluster: Cluster, operands: Sequence[Operand], size: int, budget
     token, partial = "", 0
     for _ in range(10_000):
         deadline = asyncio.get_running_loop().time() + 30
-        page = await reader.intersect(operands, SCOPE, size, token, deadline)
+        page = await reader.select(Node(SetOperation.INTERSECT, tuple(operands)), SCOPE, size, token, deadline)
         found += page.ids
         partial += page.partial
         assert page.partial or len(page.ids) == size or not page.next_token

@@ -46,9 +46,3 @@ def chance() -> random.Random:
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     return random.Random(seed)
-
-
-@pytest.fixture
-def is_long(request: pytest.FixtureRequest) -> bool:
-    """Whether the long form is asked for."""
-    return bool(request.config.getoption("--long"))

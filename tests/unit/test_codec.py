@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphd.edge import Direction, State, Version
-from graphd.errors import GraphdError, InvalidArgumentError, NotOfferedError, OutOfRangeError, OverloadedError
+from graphd.errors import GraphdError, InvalidArgumentError, OutOfRangeError, OverloadedError
 from graphd.limits import MAX_AHEAD_US, MAX_ID, PURGE_HORIZON_US
 from graphd.operations import Operation, Outcome
 from graphd.storage.items import PageBlock, PageRows
@@ -20,8 +20,8 @@ from graphd.topology import Kind, Topology
 from graphd.v1 import graph_pb2 as pb
 from router import codec, wire
 from router.codec import Checker
+from router.expressions import ListIds, Node, SetOperation
 from router.reads import ListOf, Page
-from router.setreads import ListIds
 from router.values import Write, WriteOutcome
 
 FOLLOW, MUTE = Kind(1, "follow"), Kind(2, "mute", allow_self=True)
@@ -207,14 +207,65 @@ def test_operands_are_2_to_16() -> None:
     assert codec.operands([one] * 16, TOPOLOGY) == [ListIds(Direction.REVERSE, 0, FOLLOW, State.ACTIVE)] * 16
 
 
-def test_set_orders() -> None:
-    with pytest.raises(NotOfferedError):
-        codec.set_scope(pb.IntersectRequest(order=pb.SET_ORDER_RECENCY), b"intersect")
+def leaf(account: int = 1) -> pb.Expression:
+    return pb.Expression(operand=pb.Operand(followers_of=pb.ListOperand(account_id=account)))
+
+
+def several(*parts: pb.Expression) -> pb.ExpressionList:
+    return pb.ExpressionList(expressions=parts)
+
+
+def chain(depth: int) -> pb.Expression:
+    """An expression of that depth."""
+    found = leaf()
+    for _ in range(depth - 1):
+        found = pb.Expression(intersect=several(found, leaf()))
+    return found
+
+
+def test_expressions_are_nested_to_depth_8() -> None:
+    assert isinstance(codec.expression(pb.SelectRequest(expression=chain(8)), TOPOLOGY), Node)
+    with pytest.raises(InvalidArgumentError, match="nested deeper than 8") as caught:
+        codec.expression(pb.SelectRequest(expression=chain(9)), TOPOLOGY)
+    assert caught.value.field == "expression" + ".intersect.expressions[0]" * 8
+
+
+BROKEN = [
+    (pb.SelectRequest(), "expression"),
+    (pb.SelectRequest(expression=pb.Expression()), "expression"),
+    (pb.SelectRequest(expression=pb.Expression(union=several(leaf()))), "expression.union.expressions"),
+    (
+        pb.SelectRequest(expression=pb.Expression(difference=several(*[leaf()] * 17))),
+        "expression.difference.expressions",
+    ),
+    (
+        pb.SelectRequest(expression=pb.Expression(union=several(leaf(), leaf(-1)))),
+        "expression.union.expressions[1].operand.followers_of.account_id",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), BROKEN)
+def test_expressions_name_the_broken_field(request_: pb.SelectRequest, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec.expression(request_, TOPOLOGY)
+    assert caught.value.field == field
+
+
+def test_recency_wants_a_list_that_holds_the_whole_answer() -> None:
+    one = ListIds(Direction.REVERSE, 1, FOLLOW, State.ACTIVE)
+    explicit = np.array([3, 2], dtype=np.int64)
+    union = Node(SetOperation.UNION, (one, explicit))
+    nested = Node(SetOperation.DIFFERENCE, (Node(SetOperation.INTERSECT, (one, union)), explicit))
+    assert codec.recency(pb.SET_ORDER_RECENCY, nested, "expression") is one
+    assert codec.recency(pb.SET_ORDER_BY_ID, union, "operands") is None
+    assert codec.recency(0, union, "operands") is None
+    for wanted in (union, explicit, Node(SetOperation.INTERSECT, (union, one))):
+        with pytest.raises(InvalidArgumentError, match="order"):
+            codec.recency(pb.SET_ORDER_RECENCY, wanted, "operands")
     with pytest.raises(InvalidArgumentError, match="order"):
-        codec.set_scope(pb.IntersectRequest(order=9), b"intersect")  # type: ignore[arg-type]
+        codec.recency(9, one, "operands")
 
-
-# -- pages as bytes ---------------------------------------------------------------------------------------------------------
 
 ids = (
     st.integers(0, MAX_ID)

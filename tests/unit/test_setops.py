@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphd.limits import MAX_ID, SET_WINDOW_MAX_IDS, SET_WINDOW_MIN_IDS
-from graphd.setops import FETCH_FACTOR, Size, Window, below, common, descending, fetches, order_of_operands
+from graphd.setops import FETCH_FACTOR, Window, below, common, descending, fetches, merged, without
 
 ids = st.lists(st.integers(0, 12) | st.integers(0, MAX_ID) | st.sampled_from([0, MAX_ID - 1, MAX_ID]), max_size=30)
 
@@ -32,11 +32,10 @@ def test_common_keeps_the_order_of_the_first(a: list[int], b: list[int], random:
     assert found.dtype == np.int64
 
 
-def test_driver_is_the_smallest_and_of_equals_the_one_at_hand() -> None:
-    sizes = [Size(0, 9, False), Size(1, 3, False), Size(2, 3, True), Size(3, 0, False)]
-    assert [size.at for size in order_of_operands(sizes)] == [3, 2, 1, 0]
-    # A degree of zero is a number, not an answer: the operand stays in the plan.
-    assert len(order_of_operands(sizes)) == len(sizes)
+@given(ids, ids)
+def test_without_and_merged(a: list[int], b: list[int]) -> None:
+    assert without(descending(a), descending(b)).tolist() == sorted(set(a) - set(b), reverse=True)
+    assert merged([descending(a), descending(b), descending([])]).tolist() == sorted(set(a) | set(b), reverse=True)
 
 
 def test_fetched_or_probed() -> None:
