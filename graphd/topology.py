@@ -17,12 +17,17 @@ DEFAULT_KIND = "follow"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A family of edges. `number` is what rows hold; `max_out_degree` 0 is no limit."""
+    """A family of edges. `number` is what rows hold; `max_out_degree` 0 is no limit; `events`: changes are told to those who watch."""
 
     number: int
     name: str
     allow_self: bool = False
     max_out_degree: int = 0
+    events: bool = True
+
+
+class UnknownKindError(InvalidArgumentError):
+    """No kind of that name is known here; it may have been declared a moment ago."""
 
 
 def kind_name_rule(name: str) -> str | None:
@@ -67,7 +72,7 @@ class Topology:
         """The kind of that name; an empty name is the default. Raises InvalidArgumentError naming `field` and the kinds."""
         found = self.kinds.get(name or DEFAULT_KIND)
         if found is None:
-            raise InvalidArgumentError(field, f"must be one of {', '.join(sorted(self.kinds))}")
+            raise UnknownKindError(field, f"must be one of {', '.join(sorted(self.kinds))}")
         return found
 
     def kind_by_number(self, number: int) -> Kind:

@@ -48,7 +48,12 @@ class AdminService:
             shards=topology.shards,
             assignment=_ranges(topology),
             kinds=[
-                pb.Kind(name=kind.name, allow_self=kind.allow_self, max_out_degree=kind.max_out_degree)
+                pb.Kind(
+                    name=kind.name,
+                    allow_self=kind.allow_self,
+                    max_out_degree=kind.max_out_degree,
+                    events=kind.events,
+                )
                 for kind in topology.kinds.values()
             ],
         )

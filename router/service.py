@@ -21,6 +21,7 @@ from graphd.errors import GraphdError, InvalidArgumentError, NotFoundError, NotO
 from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S, RESUME_METADATA
 from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
+from graphd.topology import Kind, UnknownKindError
 from graphd.v1 import graph_pb2 as pb
 from router import codec, wire
 from router.admission import Admission
@@ -229,7 +230,30 @@ class GraphService:
             "WatchEdges": self.watch_edges,
         }
         service = pb.DESCRIPTOR.services_by_name["GraphService"]
-        return handler_of(service, offered, wrapper, streams)
+        return handler_of(service, {name: self._knowing(call) for name, call in offered.items()}, wrapper, streams)
+
+    def _knowing(self, call: Call) -> Call:
+        """A call that names a kind which is not known here looks once whether it was declared a moment ago. Kinds are looked at before
+        anything is done, so the call can simply be made again."""
+
+        async def knowing(request: Any, deadline: float) -> Any:
+            try:
+                return await call(request, deadline)
+            except UnknownKindError:
+                if not await self._cluster.learn_kinds():
+                    raise
+                return await call(request, deadline)
+
+        return knowing
+
+    async def _kind(self, name: str, field: str = "kind") -> Kind:
+        """The same for streams, which cannot be made again."""
+        try:
+            return self._cluster.topology.kind(name, field)
+        except UnknownKindError:
+            if not await self._cluster.learn_kinds():
+                raise
+            return self._cluster.topology.kind(name, field)
 
     # -- writes --------------------------------------------------------------------------------------------------------
 
@@ -280,6 +304,8 @@ class GraphService:
     async def batch_write(self, request: pb.BatchWriteRequest, deadline: float) -> bytes:
         """Each item for itself."""
         checked = self._checker.batch(request.writes, self._cluster.topology, now_us())
+        if any(isinstance(write, UnknownKindError) for write in checked) and await self._cluster.learn_kinds():
+            checked = self._checker.batch(request.writes, self._cluster.topology, now_us())
         writes = [write for write in checked if not isinstance(write, GraphdError)]
         results = iter(await self._writer.write(writes, deadline) if writes else ())
         settled = [write if isinstance(write, GraphdError) else next(results) for write in checked]
@@ -371,9 +397,7 @@ class GraphService:
     ) -> AsyncGenerator[tuple[list[int], str], None]:
         """Ids and the token after them. One chunk is read while the one before it is on its way to the caller, and no more than one: a
         caller who does not read costs two chunks of memory, and no place among the calls that wait for the shard."""
-        wanted = ListOf(
-            direction, codec.account_id(request), self._cluster.topology.kind(request.kind), State.ACTIVE, False
-        )
+        wanted = ListOf(direction, codec.account_id(request), await self._kind(request.kind), State.ACTIVE, False)
         size = codec.chunk_size(request.chunk_size)
         now = asyncio.get_running_loop().time
 
@@ -418,9 +442,8 @@ class GraphService:
     ) -> AsyncGenerator[pb.WatchEdgesResponse, None]:
         """Changes from a token on, or from now on. Where it begins is told in the initial metadata, so that who has not seen an event yet
         can go on all the same."""
-        topology = self._cluster.topology
-        kinds = sorted({topology.kind(name, f"kinds[{i}]").number for i, name in enumerate(request.kinds)})
-        slots = codec.slots(request.slots, topology)
+        kinds = sorted({(await self._kind(name, f"kinds[{i}]")).number for i, name in enumerate(request.kinds)})
+        slots = codec.slots(request.slots, self._cluster.topology)
         scope = watch_scope(kinds, slots)
         after = await self._watcher.begin(scope, request.resume_token)
         await context.send_initial_metadata(((RESUME_METADATA, self._watcher.token(after, scope)),))

@@ -48,8 +48,8 @@ class Status:
 
 
 def code_of(error: errors.GraphdError) -> grpc.StatusCode:
-    """The status code of an error; a class that is not in the table is a bug, hence INTERNAL."""
-    return CODES.get(type(error), grpc.StatusCode.INTERNAL)
+    """The status code of an error, or of what it is a sort of; a class that is not in the table is a bug, hence INTERNAL."""
+    return next((CODES[sort] for sort in type(error).__mro__ if sort in CODES), grpc.StatusCode.INTERNAL)
 
 
 def status_of(error: errors.GraphdError) -> Status:

@@ -157,6 +157,7 @@ class _Run:
             write.receipt(),
             self.decided,
             most=write.kind.max_out_degree,
+            watched=write.kind.events,
         )
         if write.operation is Operation.UNBLOCK and write.position is None and not self.paid:
             self.writer.spawn(self, self._pay_first(self.item))

@@ -214,7 +214,7 @@ def topology(wire: admin_pb2.GetTopologyResponse) -> TopologyInfo:
     for run in wire.assignment:
         for slot in range(run.first, run.last + 1):
             owners[slot] = run.shard
-    kinds = tuple(KindInfo(kind.name, kind.allow_self, kind.max_out_degree) for kind in wire.kinds)
+    kinds = tuple(KindInfo(kind.name, kind.allow_self, kind.max_out_degree, kind.events) for kind in wire.kinds)
     return TopologyInfo(wire.epoch, tuple(wire.shards), tuple(owners), kinds)
 
 

@@ -179,6 +179,7 @@ class KindInfo:
     name: str
     allow_self: bool
     max_out_degree: int
+    events: bool = True
 
 
 @dataclass(frozen=True, slots=True)

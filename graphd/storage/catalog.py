@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
 import structlog
 from psycopg.rows import TupleRow
 
-from graphd.errors import CatalogUnavailableError, SchemaError
+from graphd.errors import CatalogUnavailableError, InvalidArgumentError, SchemaError
 from graphd.storage.connect import Identity, answers_within, connect
 from graphd.storage.queries import statement
 from graphd.storage.words import words
-from graphd.topology import Kind, Topology
+from graphd.topology import Kind, Topology, kind_name_rule
 
 log = structlog.get_logger()
 
@@ -79,6 +79,64 @@ class Catalog:
         async with self.session() as connection:
             await connection.execute(statement("catalog", "assign_slot"), {"slot": slot, "shard": shard})
 
+    async def add_kind(self, wanted: Kind) -> Kind:
+        """Declare a kind, under the next number; answers it as it is now. The same again changes nothing. Raises InvalidArgumentError for a
+        name that cannot be one, and for one that stands for something else already."""
+        rule = kind_name_rule(wanted.name)
+        if rule is not None:
+            raise InvalidArgumentError("NAME", rule)
+
+        def add(there: Kind | None) -> tuple[str, Kind] | None:
+            if there is None:
+                return "add_kind", wanted
+            if replace(wanted, number=there.number) != there:
+                raise InvalidArgumentError(
+                    "NAME", f"is a kind already, with other settings: graphd kind set {wanted.name}"
+                )
+            return None
+
+        return await self._change_kind(wanted.name, add)
+
+    async def set_kind(self, name: str, changed: Callable[[Kind], Kind]) -> Kind:
+        """Change what a kind allows; answers it as it is now. Raises InvalidArgumentError when there is no such kind."""
+
+        def change(there: Kind | None) -> tuple[str, Kind] | None:
+            if there is None:
+                raise InvalidArgumentError("NAME", f"is no kind yet: graphd kind add {name}")
+            wanted = changed(there)
+            return ("set_kind", wanted) if wanted != there else None
+
+        return await self._change_kind(name, change)
+
+    async def _change_kind(self, name: str, decide: Callable[[Kind | None], tuple[str, Kind] | None]) -> Kind:
+        async def there(connection: psycopg.AsyncConnection[TupleRow]) -> Kind | None:
+            cursor = await connection.execute(statement("catalog", "kind"), {"name": name})
+            row = await cursor.fetchone()
+            return Kind(*row) if row is not None else None
+
+        try:
+            async with self.session() as connection, connection.transaction():
+                await connection.execute(statement("catalog", "lock_kinds"))
+                todo = decide(await there(connection))
+                if todo is not None:
+                    which, wanted = todo
+                    await connection.execute(
+                        statement("catalog", which),
+                        {
+                            "name": wanted.name,
+                            "allow_self": wanted.allow_self,
+                            "max_out_degree": wanted.max_out_degree,
+                            "events": wanted.events,
+                        },
+                    )
+                kind = await there(connection)
+        except psycopg.errors.UndefinedTable as error:
+            raise SchemaError("the catalog is not initialised: run graphd init") from error
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise CatalogUnavailableError(f"the catalog is not reachable: {words(error)}") from error
+        assert kind is not None, "it was written in this transaction"
+        return kind
+
     async def import_position(self, checksum: str, kind: int, position: int) -> int:
         """The position of the first import of this file in this kind: `position` if this is it."""
         try:
@@ -95,7 +153,7 @@ class Catalog:
 
 
 def _view(row: TupleRow) -> CatalogView:
-    cluster, slots, token_key, epoch, names, incarnations, owners, numbers, kinds, selfs, limits = row
+    cluster, slots, token_key, epoch, names, incarnations, owners, numbers, kinds, selfs, limits, events = row
     if not names or not owners or len(owners) != slots:
         raise SchemaError("the catalog is incomplete: run graphd init")
     topology = Topology(
@@ -103,8 +161,8 @@ def _view(row: TupleRow) -> CatalogView:
         shards=tuple(names),
         owners=tuple(owners),
         kinds={
-            name: Kind(number, name, allow_self, int(limit))
-            for number, name, allow_self, limit in zip(numbers, kinds, selfs, limits, strict=True)
+            name: Kind(number, name, allow_self, int(limit), told)
+            for number, name, allow_self, limit, told in zip(numbers, kinds, selfs, limits, events, strict=True)
         },
     )
     identities = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import psycopg
 import structlog
@@ -17,6 +18,8 @@ from graphd.storage.shard import Shard, ShardSettings
 from graphd.topology import Topology
 
 log = structlog.get_logger()
+
+KINDS_EVERY_S: Final = 0.25
 
 
 class Cluster:
@@ -35,6 +38,7 @@ class Cluster:
     ) -> None:
         self._config = config
         self._settings, self._in_flight = settings, in_flight
+        self._kinds_due = 0.0
         self.watch = CatalogWatch(catalog, view, poll_s=config.router.topology_poll_s)
         self.shards: Mapping[str, Shard] = {
             name: Shard(view.identities[name], config.shard_conninfo(name), settings, in_flight)
@@ -77,6 +81,17 @@ class Cluster:
     def shard_of(self, slot: int) -> Shard:
         """The shard that holds a slot, by the newest topology known."""
         return self.shards[self.watch.view.topology.owners[slot]]
+
+    async def learn_kinds(self) -> bool:
+        """Look whether a kind was declared that is not known here; answers whether anything is new. Callers with a wrong name cost the
+        catalog one question in KINDS_EVERY_S, however many they are: who comes too early waits for the next."""
+        loop = asyncio.get_running_loop()
+        epoch = self.topology.epoch
+        await asyncio.sleep(max(0.0, self._kinds_due - loop.time()))
+        if self.topology.epoch == epoch:
+            self._kinds_due = loop.time() + KINDS_EVERY_S
+            await self.refresh()
+        return self.topology.epoch != epoch
 
     async def refresh(self) -> bool:
         """Read the catalog now; False when it is down."""

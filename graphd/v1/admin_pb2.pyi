@@ -46,20 +46,24 @@ class Kind(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ALLOW_SELF_FIELD_NUMBER: _builtins.int
     MAX_OUT_DEGREE_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     allow_self: _builtins.bool
     max_out_degree: _builtins.int
     """0 is no limit."""
+    events: _builtins.bool
+    """Changes are told to those who watch."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         allow_self: _builtins.bool = ...,
         max_out_degree: _builtins.int = ...,
+        events: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_self", b"allow_self", "max_out_degree", b"max_out_degree", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_self", b"allow_self", "events", b"events", "max_out_degree", b"max_out_degree", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -197,3 +197,54 @@ def test_the_configuration_is_checked(graphd: Graphd, databases: Databases) -> N
     result = graphd.run("config", "check", status=1, GRAPHD_SHARDS__S3=databases.conninfo["s1"])
     assert "s3: [shards] has this shard, but the catalog does not" in result.stdout
     assert "dbname" not in result.output
+
+
+def test_kinds(graphd: Graphd) -> None:
+    favourite = {"name": "favourite", "allow_self": False, "max_out_degree": 2, "events": True}
+    added = graphd.read("kind", "add", "favourite", "--max-out-degree", 2, "--allow-self=no")
+    assert added == {**favourite, "number": added["number"]}
+    assert graphd.read("kind", "add", "favourite", "--max-out-degree", 2) == added
+    assert graphd.run("kind", "add", "favourite", status=2).stderr.count("\n") == 1
+    assert graphd.run("kind", "add", "No", status=2).stderr.count("\n") == 1
+    assert graphd.run("kind", "set", "none", "--events=no", status=2).stderr.count("\n") == 1
+    for destination, status in ((2, 0), (3, 0), (4, 1)):
+        told = graphd.run("edge", "follow", 1, destination, "--kind", "favourite", status=status)
+    assert "as many edges" in told.stderr
+    changed = graphd.read("kind", "set", "favourite", "--max-out-degree", 3, "--events", "no")
+    assert changed == {**added, "max_out_degree": 3, "events": False}
+    assert changed in graphd.read("kind", "list")
+    listed = graphd.run("kind", "list").stdout.splitlines()
+    assert any(line.split() == ["favourite", str(added["number"]), "refused", "3", "not", "told"] for line in listed)
+
+
+def test_blocks(graphd: Graphd) -> None:
+    graphd.run("edge", "follow", 21, 22)
+    blocked = graphd.read("edge", "block", 22, 21)
+    assert (blocked["edge"]["source_id"], blocked["edge"]["state"], blocked["outcome"]) == ("21", "BLOCKED", "APPLIED")
+    assert "has blocked" in graphd.run("edge", "follow", 21, 22, status=1).stderr
+    assert graphd.read("edge", "unblock", 22, 21)["edge"]["state"] == "REMOVED"
+
+
+def test_watch(graphd: Graphd, databases: Databases) -> None:
+    """It prints what happens from now on: here from a token on, which an earlier line held."""
+    command = [sys.executable, "-m", "graphd.cli", "watch", "--config", graphd.config, "-n", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        source = 31
+
+        def is_told() -> bool:
+            nonlocal source
+            source += 1
+            graphd.run("edge", "follow", source, 30)
+            return process.poll() is not None
+
+        wait_for(is_told, 30, "watch has printed a change")
+        first = json.loads(process.stdout.read())
+    assert (first["destination_id"], first["state"], first["previous_state"]) == ("30", "ACTIVE", None)
+    graphd.run("edge", "unfollow", first["source_id"], 30)
+    # Those that came before it are told as well: it goes on after that one line.
+    told = graphd.run(
+        "watch", "--resume-token", first["resume_token"], "-n", source - int(first["source_id"]) + 1
+    ).stdout
+    last = [line for line in map(json.loads, told.splitlines()) if line["source_id"] == first["source_id"]][-1]
+    assert (last["state"], last["previous_state"]) == ("REMOVED", "ACTIVE")

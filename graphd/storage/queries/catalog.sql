@@ -8,7 +8,8 @@ SELECT
     (SELECT array_agg(k.number ORDER BY k.number) FROM kinds AS k),
     (SELECT array_agg(k.name ORDER BY k.number) FROM kinds AS k),
     (SELECT array_agg(k.allow_self ORDER BY k.number) FROM kinds AS k),
-    (SELECT array_agg(k.max_out_degree::text ORDER BY k.number) FROM kinds AS k)
+    (SELECT array_agg(k.max_out_degree::text ORDER BY k.number) FROM kinds AS k),
+    (SELECT array_agg(k.events ORDER BY k.number) FROM kinds AS k)
 FROM cluster AS c;
 
 -- name: epoch
@@ -39,3 +40,17 @@ UPDATE slots SET shard = %(shard)s WHERE slot = %(slot)s::smallint;
 INSERT INTO imports (checksum, kind, position) VALUES (%(checksum)s, %(kind)s, %(position)s)
 ON CONFLICT (checksum, kind) DO UPDATE SET position = imports.position
 RETURNING position;
+
+-- name: lock_kinds
+-- One change of the kinds at a time: a number is given once.
+LOCK TABLE kinds IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: kind
+SELECT number, name, allow_self, max_out_degree, events FROM kinds WHERE name = %(name)s;
+
+-- name: add_kind
+INSERT INTO kinds (number, name, allow_self, max_out_degree, events)
+SELECT coalesce(max(number), 0) + 1, %(name)s, %(allow_self)s, %(max_out_degree)s, %(events)s FROM kinds;
+
+-- name: set_kind
+UPDATE kinds SET allow_self = %(allow_self)s, max_out_degree = %(max_out_degree)s, events = %(events)s WHERE name = %(name)s;
