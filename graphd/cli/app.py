@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graphd.cli import demo, dev, graph, import_, kind, operate, watch
+from graphd.cli import demo, dev, export, graph, import_, kind, operate, watch
 
 app = typer.Typer(
     name="graphd",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.add_typer(dev.app, name="dev")
 demo.add_to(app)
+export.add_to(app)
 graph.add_to(app)
 import_.add_to(app)
 kind.add_to(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from graphd.cli.app import app
 from graphd.devcluster.postgres import free_port
+from graphd.edge import State
 from graphd.placement import slot_of
 from tests.databases import Databases
 from tests.routers import RouterProcess
@@ -248,3 +250,41 @@ def test_watch(graphd: Graphd, databases: Databases) -> None:
     ).stdout
     last = [line for line in map(json.loads, told.splitlines()) if line["source_id"] == first["source_id"]][-1]
     assert (last["state"], last["previous_state"]) == ("REMOVED", "ACTIVE")
+
+
+def edges_of(folder: Path) -> set[tuple[str, ...]]:
+    """All edges of an export."""
+    found: set[tuple[str, ...]] = set()
+    for file in sorted(folder.iterdir()):
+        comment, names, *lines = gzip.decompress(file.read_bytes()).decode().splitlines()
+        assert (comment, names) == ("# graphd edges 1", "source\tdestination\tkind\tstate\tposition\tsince")
+        rows = [tuple(line.split("\t")) for line in lines]
+        assert len(set(rows)) == len(rows)
+        assert not found & set(rows)
+        found |= set(rows)
+    return found
+
+
+def test_export(graphd: Graphd, databases: Databases, tmp_path: Path) -> None:
+    graphd.run("edge", "follow", ADA, CY)
+    graphd.run("edge", "block", BO, CY)
+    graphd.run("edge", "unblock", 41, 42, status=1)  # leaves a row that is no edge
+    told = graphd.run("export", tmp_path / "all").stderr
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["s1.edges.gz", "s2.edges.gz"]
+    kinds = {kind["number"]: kind["name"] for kind in graphd.read("kind", "list")}
+    stored = {
+        (str(a), str(b), kinds[kind], State(state).name, str(position), str(since))
+        for a, b, kind, state, position, since in databases.all_rows(
+            "SELECT owner_id, neighbor_id, kind, state, position, since FROM forward WHERE position > 0"
+        )
+    }
+    assert edges_of(tmp_path / "all") == stored
+    assert {row[3] for row in stored} >= {"ACTIVE", "BLOCKED", "REMOVED"}
+    assert all(f"{name}: " in told for name in ("s1", "s2"))
+    graphd.run("export", tmp_path / "blocked", "--state", "blocked", "--kind", "follow")
+    assert edges_of(tmp_path / "blocked") == {row for row in stored if row[2:4] == ("follow", "BLOCKED")}
+    printed = graphd.run("export", "-", "--state", "removed").stdout.splitlines()
+    assert {tuple(line.split("\t")) for line in printed[2:]} == {row for row in stored if row[3] == "REMOVED"}
+    graphd.run("export", tmp_path / "none", "--kind", "none", status=2)
+    (tmp_path / "file").touch()
+    assert graphd.run("export", tmp_path / "file", status=2).stderr.count("\n") == 1
