@@ -81,7 +81,16 @@ class Client(SetCalls):
         FAILED then stands in the result with its reason.
         """
         _check_batch("writes", writes)
-        wires = [codec.write(i, write, write.request_id or _new_id()) for i, write in enumerate(writes)]
+        wires = [
+            codec.write(
+                i,
+                write,
+                _new_id()
+                if write.request_id is None
+                else codec.request_id(f"writes[{i}].request_id", write.request_id),
+            )
+            for i, write in enumerate(writes)
+        ]
         patience = self._patience(deadline_s)
         results: dict[int, WriteResult] = {}
         waiting = list(range(len(wires)))
@@ -227,7 +236,8 @@ class Client(SetCalls):
 
 def _request_id(options: WriteOptions) -> str:
     """The caller's, or one of our own: a retry must be recognised."""
-    return options.get("request_id") or _new_id()
+    given = options.get("request_id")
+    return _new_id() if given is None else codec.request_id("request_id", given)
 
 
 def _new_id() -> str:

@@ -77,6 +77,19 @@ def accounts(field: str, values: Iterable[int]) -> list[int]:
     return [account(f"{field}[{i}]", value) for i, value in enumerate(values)]
 
 
+def request_id(field: str, value: str) -> str:
+    """A caller's own; the router has the other rules. Raises InvalidArgumentError."""
+    if not value:
+        raise InvalidArgumentError(
+            field, "must have 1 to 64 characters; leave it out to get one that is made for the call"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(field, "must be text that UTF-8 can hold") from None
+    return value
+
+
 def single_request(
     message: type[SingleRequest], source_id: int, destination_id: int, request_id: str, options: WriteOptions
 ) -> SingleRequest:

@@ -484,6 +484,21 @@ async def test_ids_the_wire_cannot_carry() -> None:
         await client.get_edge(0, DEE)
 
 
+async def test_request_ids_are_text_and_not_empty() -> None:
+    router = FakeRouter(last=edge)
+    async with client_of(router) as client:
+        for bad in ("", "\ud800"):
+            with pytest.raises(errors.InvalidArgumentError) as raised:
+                await client.follow(ADA, BO, request_id=bad)
+            assert raised.value.field == "request_id"
+            with pytest.raises(errors.InvalidArgumentError) as raised:
+                await client.batch_write(
+                    [Write(Operation.FOLLOW, ADA, BO), Write(Operation.FOLLOW, ADA, CY, request_id=bad)]
+                )
+            assert raised.value.field == "writes[1].request_id"
+    assert not router.requests
+
+
 # Errors
 
 
