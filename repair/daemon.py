@@ -20,7 +20,8 @@ from graphd.storage.events import Events
 from graphd.storage.items import Namespace
 from graphd.storage.outbox import Backlog, Outbox
 from graphd.storage.shard import Shard, ShardSettings
-from repair.relay import Relay, goes_on
+from graphd.tasks import end_all, ends_here
+from repair.relay import Relay
 
 log = structlog.get_logger()
 
@@ -98,9 +99,7 @@ class Daemon:
                 task.result()
         finally:
             self._ready = False
-            for task in (stopping, *tasks):
-                task.cancel()
-            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            await end_all((stopping, *tasks))
             await cluster.close()
             observer.close()
             log.info("repair.stopped")
@@ -117,7 +116,8 @@ class Daemon:
     async def _measure(self, shard: Shard) -> None:
         outbox = Outbox(shard)
         loop = asyncio.get_running_loop()
-        while goes_on():
+        while True:
+            ends_here()
             began = loop.time()
             try:
                 self._metrics.backlogs[shard.name] = await outbox.backlog()
@@ -129,7 +129,8 @@ class Daemon:
 
     async def _forget(self, shard: Shard) -> None:
         events = Events(shard)
-        while goes_on():
+        while True:
+            ends_here()
             try:
                 emptied = await events.forget(self._config.repair.events_keep_days * 86_400)
             except GraphdError as error:
@@ -141,7 +142,8 @@ class Daemon:
 
     async def _sweep(self, shard: Shard) -> None:
         outbox = Outbox(shard)
-        while goes_on():
+        while True:
+            ends_here()
             pause_s = SWEEP_EVERY_S
             try:
                 swept = await outbox.sweep_receipts(SWEEP_ROWS, Namespace.CALLERS, RECEIPT_KEEP_S)

@@ -26,6 +26,7 @@ from graphd.storage.cluster import Cluster
 from graphd.storage.items import Answer, EdgeKeys, ReverseItem, WriteItem, debt_receipt
 from graphd.storage.outbox import Outbox, Owed
 from graphd.storage.shard import Shard
+from graphd.tasks import ends_here
 
 log = structlog.get_logger()
 
@@ -43,15 +44,6 @@ class RelayStats:
     delivered: int = 0
     put_off: int = 0
     parked: int = 0
-
-
-def goes_on() -> bool:
-    """True while this task is not being cancelled. A loop asks it, because a cancellation can be lost on the way: what a pool or a driver
-    does on being cancelled may fail by itself, and its error then takes the cancellation's place."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-    return True
 
 
 def problem_of(row: Owed, slots: int, kinds: frozenset[int]) -> str | None:
@@ -77,7 +69,8 @@ class Relay:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while goes_on():
+        while True:
+            ends_here()
             try:
                 leased = await self.once()
             except GraphdError as error:

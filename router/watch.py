@@ -17,6 +17,7 @@ from graphd import cursor as tokens
 from graphd.errors import DrainingError, GraphdError, OutOfRangeError
 from graphd.storage.cluster import Cluster
 from graphd.storage.events import Event, Events
+from graphd.tasks import ends_here
 
 log = structlog.get_logger()
 
@@ -62,7 +63,8 @@ class _Horizon:
             self._task = None
 
     async def _run(self) -> None:
-        while True:
+        # Not for ever: its cancellation may be lost on the way, and another may have taken its place.
+        while self._task is asyncio.current_task():
             try:
                 await self._advance()
             except GraphdError as error:
@@ -133,6 +135,7 @@ class Watcher:
             horizon.watch()
         try:
             while True:
+                ends_here()
                 if self._is_closing:
                     raise DrainingError
                 moved = False

@@ -58,6 +58,7 @@ from graphd.storage.lanes import Lane
 from graphd.storage.queries import statement
 from graphd.storage.schema import check_schema
 from graphd.storage.session import IDENTIFY, Backend, Session
+from graphd.tasks import ends_here
 
 log = structlog.get_logger()
 
@@ -238,18 +239,19 @@ class Shard:
         try:
             await pool.open()
             async with pool.connection() as connection:
+                # The pool takes a cancellation for nothing when it has a connection at that very moment.
+                ends_here()
                 with answers_within(connection, self._settings.lane_timeout_s):
                     yield connection
         except (TooManyRequests, PoolTimeout) as error:
+            ends_here()
             if not self.up:
                 raise ShardUnavailableError(self.name) from error
             raise OverloadedError(f"shard {self.name}", POOL_RETRY_AFTER_S) from error
         except psycopg.Error as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # A cancelled session stops its statement and waits for its end; an error it ends with must not take the place of the
-                # cancellation, or whoever asked for it waits for ever.
-                raise asyncio.CancelledError from error
+            # A cancelled session stops its statement and waits for its end; an error it ends with must not take the place of the
+            # cancellation, or whoever asked for it waits for ever.
+            ends_here()
             log.debug("session.failed", shard=self.name, error=type(error).__name__)
             if is_refusal(error):
                 raise ShardUnavailableError(self.name, what="does not take this now") from error
