@@ -52,7 +52,7 @@ SETTINGS: Mapping[str, str] = {
     "unix_socket_directories": "",  # a long data path would not fit into a socket's name
     "max_connections": "200",
     "max_locks_per_transaction": "1024",  # one transaction may lock every slot
-    "shared_buffers": "128MB",
+    "shared_buffers": "256MB",
     "max_wal_size": "2GB",
     "fsync": "on",
     "full_page_writes": "on",
