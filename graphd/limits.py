@@ -33,6 +33,9 @@ MAX_OPERANDS: Final = 16
 MAX_EXPRESSION_DEPTH: Final = 8
 """Of a Select; a bare operand counts 1."""
 
+MAX_EXPRESSION_OPERANDS: Final = 4_096
+"""Of a Select, all together: as many as depth 4 can hold, and each costs a round trip per window."""
+
 DEFAULT_SUGGESTIONS: Final = 10
 MAX_SUGGESTIONS: Final = 100
 
@@ -75,6 +78,12 @@ SET_WINDOW_MIN_IDS: Final = 256
 
 SET_WINDOW_MAX_IDS: Final = 65_536
 """To which windows grow while they find little: 0.5 MB each."""
+
+SET_MEMORY_IDS: Final = 1_048_576
+"""Ids that all windows of one call may hold at a time, a share for each list: 8 MB, and 20 MB while they are decoded."""
+
+SET_READS_AT_ONCE: Final = 8
+"""Of one call: a large expression must not take every session of a shard's pool."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """gRPC's own default, for requests and answers."""

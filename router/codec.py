@@ -6,6 +6,7 @@ Every field is checked here, once, and a broken rule names the field.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from graphd.limits import (
     MAX_AHEAD_US,
     MAX_BATCH,
     MAX_EXPRESSION_DEPTH,
+    MAX_EXPRESSION_OPERANDS,
     MAX_ID,
     MAX_OPERAND_IDS,
     MAX_OPERANDS,
@@ -286,16 +288,18 @@ def expression(request: pb.SelectRequest, topology: Topology) -> Expression:
     """The expression of a Select."""
     if not request.HasField("expression"):
         raise InvalidArgumentError("expression", "must be given")
-    return _expression(request.expression, topology, "expression", 1)
+    return _expression(request.expression, topology, "expression", 1, count(1))
 
 
-def _expression(request: pb.Expression, topology: Topology, at: str, depth: int) -> Expression:
+def _expression(request: pb.Expression, topology: Topology, at: str, depth: int, counted: Iterator[int]) -> Expression:
     if depth > MAX_EXPRESSION_DEPTH:
         raise InvalidArgumentError(at, f"must not be nested deeper than {MAX_EXPRESSION_DEPTH}")
     which = request.WhichOneof("expression")
     if which is None:
         raise InvalidArgumentError(at, "must be an operand, intersect, union or difference")
     if which == "operand":
+        if next(counted) > MAX_EXPRESSION_OPERANDS:
+            raise InvalidArgumentError(f"{at}.operand", f"must be one of {MAX_EXPRESSION_OPERANDS} in all at most")
         return _operand(request.operand, topology, f"{at}.operand")
     parts = getattr(request, which).expressions
     if not MIN_OPERANDS <= len(parts) <= MAX_OPERANDS:
@@ -304,7 +308,10 @@ def _expression(request: pb.Expression, topology: Topology, at: str, depth: int)
         )
     return Node(
         SetOperation(which),
-        tuple(_expression(part, topology, f"{at}.{which}.expressions[{i}]", depth + 1) for i, part in enumerate(parts)),
+        tuple(
+            _expression(part, topology, f"{at}.{which}.expressions[{i}]", depth + 1, counted)
+            for i, part in enumerate(parts)
+        ),
     )
 
 

@@ -1,24 +1,37 @@
 """Set expressions over lists of ids: what they are, and how a window of one is made of windows of its parts.
 
 Two questions are asked of an expression: which of its ids lie next below some id (`window`), and which of some ids it holds (`held`).
-An intersection is driven by its smallest part and narrowed by the others; a union merges the windows of all its parts as far down as every
-one of them is complete; a difference is driven by its first part and takes away what the others hold. So every answer is exact, and no more
-than a window of each part is ever in memory. Degrees choose the order, and nothing else.
+An intersection is driven by its smallest part, merged with those of about its size and narrowed by the others; a union merges the windows
+of all its parts; a difference is driven by its first part and takes away what the others hold. So every answer is exact, and no more than
+a window of each list is ever in memory. Degrees choose the plan, and nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
 from graphd.edge import Direction, State
-from graphd.limits import MAX_ID
+from graphd.limits import MAX_ID, SET_MEMORY_IDS, SET_READS_AT_ONCE, SET_WINDOW_MIN_IDS
 from graphd.placement import slot_of
-from graphd.setops import Ids, Window, below, common, fetches, merged, without
+from graphd.setops import (
+    FETCH_FACTOR,
+    Ids,
+    Part,
+    Window,
+    alongside,
+    as_deep,
+    below,
+    common,
+    fetches,
+    joined,
+    met,
+    without,
+)
 from graphd.storage.shard import Shard
 from graphd.topology import Kind
 from router.reads import NOT_OWNED, Reader, _NotOwned, all_of
@@ -57,20 +70,18 @@ class Node:
 Expression = ListIds | Ids | Node
 
 
-def lists_of(expression: Expression) -> Iterator[ListIds]:
-    """Every list in an expression, as often as it stands there."""
+def leaves(expression: Expression) -> Iterator[Operand]:
+    """Every operand in an expression, as often as it stands there."""
     if isinstance(expression, Node):
         for part in expression.parts:
-            yield from lists_of(part)
-    elif isinstance(expression, ListIds):
+            yield from leaves(part)
+    else:
         yield expression
 
 
-class Part(NamedTuple):
-    """Ids of a window in descending order, complete down to `lowest`; 0: there are no more."""
-
-    ids: Ids
-    lowest: int
+def lists_of(expression: Expression) -> set[ListIds]:
+    """The lists in an expression."""
+    return {one for one in leaves(expression) if isinstance(one, ListIds)}
 
 
 class Evaluator:
@@ -78,6 +89,8 @@ class Evaluator:
 
     def __init__(self, reader: Reader, degrees: Mapping[ListIds, int], deadline: float) -> None:
         self._reader, self._degrees, self._deadline = reader, degrees, deadline
+        self._most = max(SET_WINDOW_MIN_IDS, SET_MEMORY_IDS // max(1, len(degrees)))
+        self._gate = asyncio.Semaphore(SET_READS_AT_ONCE)
 
     def size(self, expression: Expression) -> int:
         """How many ids an expression holds at the most, if the degrees are right."""
@@ -97,54 +110,65 @@ class Evaluator:
     async def window(self, expression: Expression, window: Window) -> Part:
         """The next ids below `window.before`: those of about `window.count` ids of each list that is read."""
         if not isinstance(expression, Node):
-            ids = await self._read(expression, window)
-            return Part(ids, int(ids[-1]) if len(ids) == window.count else 0)
+            count = min(window.count, self._most)
+            ids = await self._read(expression, Window(window.before, count))
+            return Part(ids, int(ids[-1]) if len(ids) == count else 0)
         match expression.operation:
             case SetOperation.INTERSECT:
-                first, *others = self._cheapest_first(expression.parts)
-                part = await self.window(first, window)
-                return Part(await self._narrowed(part.ids, others), part.lowest)
+                return await self._intersection(expression.parts, window)
             case SetOperation.UNION:
-                parts = await all_of([self.window(part, window) for part in expression.parts])
-                lowest = max(part.lowest for part in parts)
-                ids = merged([part.ids for part in parts])
-                return Part(ids[ids >= lowest], lowest)
+                return joined(await all_of([self.window(part, window) for part in expression.parts]))
             case SetOperation.DIFFERENCE:
                 first, *others = expression.parts
                 part = await self.window(first, window)
-                return Part(await self._rest(part.ids, others), part.lowest)
+                return Part(await self._rest(part.ids, others, self._share(first, window)), part.lowest)
 
-    async def held(self, ids: Ids, expression: Expression) -> Ids:
-        """Those of `ids` (descending) that the expression holds."""
+    async def _intersection(self, parts: Sequence[Expression], window: Window) -> Part:
+        parts = self._cheapest_first(parts)
+        sizes = [self.size(part) for part in parts]
+        # Explicit ids are at hand: to ask what they hold costs nothing.
+        beside = [at for at in alongside(sizes) if isinstance(parts[at], ListIds | Node)]
+        deep = [Window(window.before, as_deep(window.count, sizes[0], sizes[at])) for at in beside]
+        together = [(parts[0], window), *((parts[at], wide) for at, wide in zip(beside, deep, strict=True))]
+        part = met(await all_of([self.window(one, wide) for one, wide in together]))
+        others = [parts[at] for at in range(1, len(parts)) if at not in beside]
+        return Part(await self._narrowed(part.ids, others, self._share(parts[0], window)), part.lowest)
+
+    def _share(self, driver: Expression, window: Window) -> float:
+        """Which part of the driver a window is, about."""
+        return min(1.0, window.count / max(1, self.size(driver)))
+
+    async def held(self, ids: Ids, expression: Expression, share: float = 1.0) -> Ids:
+        """Those of `ids` (descending) that the expression holds. `share`: which part of a list lies in their range, about."""
         if not len(ids):
             return ids
         if isinstance(expression, ListIds):
-            return await self._narrow(ids, expression)
+            return await self._narrow(ids, expression, share)
         if not isinstance(expression, Node):
             return common(ids, expression)
         match expression.operation:
             case SetOperation.INTERSECT:
-                return await self._narrowed(ids, self._cheapest_first(expression.parts))
+                return await self._narrowed(ids, self._cheapest_first(expression.parts), share)
             case SetOperation.UNION:
-                return without(ids, await self._rest(ids, expression.parts))
+                return without(ids, await self._rest(ids, expression.parts, share))
             case SetOperation.DIFFERENCE:
                 first, *others = expression.parts
-                return await self._rest(await self.held(ids, first), others)
+                return await self._rest(await self.held(ids, first, share), others, share)
 
     def _cheapest_first(self, parts: Sequence[Expression]) -> list[Expression]:
         """Smallest first, and of equals one whose ids are at hand."""
         return sorted(parts, key=lambda part: (self.size(part), isinstance(part, ListIds | Node)))
 
-    async def _narrowed(self, ids: Ids, parts: Sequence[Expression]) -> Ids:
+    async def _narrowed(self, ids: Ids, parts: Sequence[Expression], share: float) -> Ids:
         """Those of `ids` that all parts hold."""
         for part in parts:
-            ids = await self.held(ids, part)
+            ids = await self.held(ids, part, share)
         return ids
 
-    async def _rest(self, ids: Ids, parts: Sequence[Expression]) -> Ids:
+    async def _rest(self, ids: Ids, parts: Sequence[Expression], share: float) -> Ids:
         """Those of `ids` that no part holds."""
         for part in self._cheapest_first(parts):
-            ids = without(ids, await self.held(ids, part))
+            ids = without(ids, await self.held(ids, part, share))
         return ids
 
     # -- lists -------------------------------------------------------------------------------------------------------
@@ -169,14 +193,28 @@ class Evaluator:
             )
             return NOT_OWNED if ids is None else ids
 
-        return await self._reader.at_slot(slot, ask, self._deadline)
+        async with self._gate:
+            return await self._reader.at_slot(slot, ask, self._deadline)
 
-    async def _narrow(self, ids: Ids, operand: ListIds) -> Ids:
+    async def _narrow(self, ids: Ids, operand: ListIds, share: float) -> Ids:
         """Those of `ids` that a list holds too."""
-        degree = self._degrees[operand]
-        if fetches(len(ids), degree):
-            # The degree may be wrong (drift): what is read is bounded by the range of ids, and what is cut off is read on.
-            return await self._narrow_by_range(ids, operand, degree)
+        parts: list[Ids] = []
+        left = ids
+        is_fetched = fetches(len(left), self._degrees[operand], share)
+        # Degree and share may be wrong: what is fetched at a time is bounded, and as soon as it does not pay the rest is probed.
+        while is_fetched and len(left):
+            window = Window(int(left[0]) + 1, min(self._most, FETCH_FACTOR * len(left) + SET_WINDOW_MIN_IDS))
+            found = await self._read(operand, window, int(left[-1]))
+            lowest = int(found[-1]) if len(found) == window.count else 0
+            covered = len(left) - int(np.searchsorted(left[::-1], lowest))
+            parts.append(common(left[:covered], found))
+            left = left[covered:]
+            is_fetched = FETCH_FACTOR * covered >= len(found) // 2
+        if len(left):
+            parts.append(common(left, await self._probe(left, operand)))
+        return np.concatenate(parts) if parts else ids[:0]
+
+    async def _probe(self, ids: Ids, operand: ListIds) -> Ids:
         slot = slot_of(operand.account_id, self._reader.cluster.topology.slots)
 
         async def ask(shard: Shard) -> Ids | _NotOwned:
@@ -185,15 +223,5 @@ class Evaluator:
             )
             return NOT_OWNED if held is None else held
 
-        return common(ids, await self._reader.at_slot(slot, ask, self._deadline))
-
-    async def _narrow_by_range(self, ids: Ids, operand: ListIds, degree: int) -> Ids:
-        window = Window(int(ids[0]) + 1, max(degree, len(ids)) + 1)
-        lowest = int(ids[-1])
-        parts: list[Ids] = []
-        while True:
-            held = await self._read(operand, window, lowest)
-            parts.append(held)
-            if len(held) < window.count:
-                return common(ids, np.concatenate(parts))
-            window = Window(int(held[-1]), window.count)
+        async with self._gate:
+            return await self._reader.at_slot(slot, ask, self._deadline)

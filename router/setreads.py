@@ -19,6 +19,9 @@ from router.reads import ListOf, Reader
 DEADLINE_SHARE: Final = 0.8
 """A page is returned short after this share of the caller's time, so that it still reaches him."""
 
+LEAST_S: Final = 0.001
+"""No window is taken to have cost less."""
+
 RECENT_ROWS: Final = 1_000
 """Rows of the first operand's list that are looked at in one round, in its own order."""
 
@@ -54,7 +57,9 @@ class SetReader:
         window = Window.first(page_size, before)
         evaluator = await self.evaluator(expression, deadline)
         found: list[int] = []
+        time = asyncio.get_running_loop().time
         while True:
+            began = time()
             part = await evaluator.window(expression, window)
             found.extend(part.ids.tolist())
             if len(found) > page_size:
@@ -62,8 +67,10 @@ class SetReader:
                 return SetPage(page, tokens.encode(Cursor(0, page[-1]), scope, key), False)
             if not part.lowest:
                 return SetPage(found, "", False)
-            window = window.next(part.lowest)
-            if asyncio.get_running_loop().time() > until:
+            ended = time()
+            haste = (until - ended) / max(ended - began, LEAST_S)
+            window = window.next(part.lowest, len(part.ids), page_size + 1 - len(found), haste)
+            if ended > until:
                 return SetPage(found, tokens.encode(Cursor(0, window.before), scope, key), True)
 
     async def recent(
@@ -108,13 +115,13 @@ class SetReader:
                 return CommonDegree(limit, True)
             if not part.lowest:
                 return CommonDegree(count, True)
-            window = window.next(part.lowest)
+            window = window.next(part.lowest, len(part.ids), limit - count if limit else SET_WINDOW_MAX_IDS)
             if asyncio.get_running_loop().time() > until:
                 return CommonDegree(count, False)
 
     async def evaluator(self, expression: Expression, deadline: float) -> Evaluator:
         """For one expression, with the exact degrees of its lists: one look-up a kind."""
-        lists = set(lists_of(expression))
+        lists = lists_of(expression)
         wanted: dict[Kind, set[int]] = {}
         for one in lists:
             wanted.setdefault(one.kind, set()).add(one.account_id)

@@ -230,6 +230,17 @@ def test_expressions_are_nested_to_depth_8() -> None:
     assert caught.value.field == "expression" + ".intersect.expressions[0]" * 8
 
 
+def test_expressions_have_a_limit_in_all() -> None:
+    found = leaf()
+    for _ in range(3):
+        found = pb.Expression(union=several(*[found] * 16))
+    codec.expression(pb.SelectRequest(expression=found), TOPOLOGY)
+    more = pb.Expression(union=several(found, leaf()))
+    with pytest.raises(InvalidArgumentError, match="4096 in all") as caught:
+        codec.expression(pb.SelectRequest(expression=more), TOPOLOGY)
+    assert caught.value.field == "expression.union.expressions[1].operand"
+
+
 BROKEN = [
     (pb.SelectRequest(), "expression"),
     (pb.SelectRequest(expression=pb.Expression()), "expression"),

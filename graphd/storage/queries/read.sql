@@ -84,16 +84,20 @@ FROM (
 ) AS l;
 
 -- name: probe
--- Which of the ids asked for are in a list, and whether the slot is owned here: one row.
+-- Which of the ids asked for are in a list, and whether the slot is owned here: one row. Each is asked for as a range in the order of ids,
+-- with the state looked at outside: a planner that believes the list empty would look each up in the index that begins with the state, where
+-- it costs the whole list.
 SELECT array_agg(e.neighbor_id), EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
 FROM unnest(%(ids)s::bigint[]) AS k (id)
 CROSS JOIN LATERAL (
-    SELECT h.neighbor_id
+    SELECT h.neighbor_id, h.state
     FROM {table} AS h
     WHERE h.owner_id = %(owner_id)s::bigint AND h.kind = %(kind)s::smallint AND h.slot = %(slot)s::smallint
-        AND h.neighbor_id = k.id AND h.state = %(state)s::smallint AND h.position > 0
-    OFFSET 0
-) AS e;
+        AND h.neighbor_id <= k.id AND h.neighbor_id >= k.id AND h.position > 0
+    ORDER BY h.neighbor_id DESC
+    LIMIT 1
+) AS e
+WHERE e.state = %(state)s::smallint;
 
 -- name: sizes
 -- Halves per slot, by the degrees, and whether the slot is owned here. Degrees are exact, and far fewer than the rows they count.
