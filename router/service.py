@@ -23,11 +23,11 @@ from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
 from graphd.topology import Kind, UnknownKindError
 from graphd.v1 import graph_pb2 as pb
-from router import codec, wire
+from router import codec, streams, wire
 from router.admission import Admission
 from router.expressions import Expression, SetOperation
 from router.metrics import RouterMetrics
-from router.reads import ListOf, Page, Reader
+from router.reads import ListOf, Reader
 from router.setreads import SetPage, SetReader
 from router.status import Status, status_of
 from router.twohop import TwoHop
@@ -224,13 +224,13 @@ class GraphService:
             "Suggest": self.suggest,
             "Distance": self.distance,
         }
-        streams: dict[str, StreamCall] = {
+        streamed: dict[str, StreamCall] = {
             "StreamFollowers": self.stream_followers,
             "StreamFollowing": self.stream_following,
             "WatchEdges": self.watch_edges,
         }
         service = pb.DESCRIPTOR.services_by_name["GraphService"]
-        return handler_of(service, {name: self._knowing(call) for name, call in offered.items()}, wrapper, streams)
+        return handler_of(service, {name: self._knowing(call) for name, call in offered.items()}, wrapper, streamed)
 
     def _knowing(self, call: Call) -> Call:
         """A call that names a kind which is not known here looks once whether it was declared a moment ago. Kinds are looked at before
@@ -394,28 +394,12 @@ class GraphService:
 
     async def _chunks(
         self, request: pb.StreamFollowersRequest | pb.StreamFollowingRequest, direction: Direction, deadline: float
-    ) -> AsyncGenerator[tuple[list[int], str], None]:
-        """Ids and the token after them. One chunk is read while the one before it is on its way to the caller, and no more than one: a
-        caller who does not read costs two chunks of memory, and no place among the calls that wait for the shard."""
+    ) -> AsyncGenerator[streams.Chunk, None]:
         wanted = ListOf(direction, codec.account_id(request), await self._kind(request.kind), State.ACTIVE, False)
-        size = codec.chunk_size(request.chunk_size)
-        now = asyncio.get_running_loop().time
-
-        def read(token: str) -> asyncio.Task[Page]:
-            return asyncio.create_task(self._reader.page(wanted, size, token, min(deadline, now() + MAX_DEADLINE_S)))
-
-        reading = read(request.page_token)
-        try:
-            while True:
-                page = await reading
-                if page.next_token:
-                    reading = read(page.next_token)
-                yield page.columns[0].tolist(), page.next_token
-                if not page.next_token:
-                    return
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        found = streams.chunks(self._reader, wanted, codec.chunk_size(request.chunk_size), request.page_token, deadline)
+        async with aclosing(found) as read:
+            async for chunk in read:
+                yield chunk
 
     async def get_degrees(self, request: pb.GetDegreesRequest, deadline: float) -> pb.GetDegreesResponse:
         """Degrees of one account."""

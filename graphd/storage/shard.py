@@ -345,6 +345,30 @@ class Shard:
         self.reads.submit(read)
         return read.future
 
+    # -- whole lists -----------------------------------------------------------------------------------------------------
+
+    async def stretch(
+        self, table: str, owner_id: int, kind: int, slot: int, since: int, neighbor_id: int, row_count: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Neighbors and sinces of an ACTIVE list, newest first, strictly after (since, neighbor_id), `row_count` at most; None when not
+        owned."""
+        parameters = {
+            "owner_id": owner_id,
+            "kind": kind,
+            "slot": slot,
+            "since": since,
+            "neighbor_id": neighbor_id,
+            "row_count": row_count,
+        }
+        async with self.session() as connection:
+            cursor = await connection.execute(statement("read", "stretch", table), parameters, binary=True)
+            row = await cursor.fetchone()
+            assert row is not None, "an aggregate answers one row"
+            ids, sinces, owned = row
+            if not owned:
+                return None
+            return (EMPTY, EMPTY) if ids is None else (ids, sinces)
+
     # -- set operations --------------------------------------------------------------------------------------------------
 
     async def window(

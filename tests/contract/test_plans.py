@@ -186,6 +186,26 @@ def test_look_ups_go_by_the_primary_key(session: psycopg.Connection[Any], count:
     assert (scan["Index Name"], scan["Actual Loops"]) == ("forward_pkey", count)
 
 
+@pytest.mark.parametrize("since", [2**63 - 1, TIED_AT])
+def test_a_stretch_of_a_list_is_answered_by_its_index_alone(session: psycopg.Connection[Any], since: int) -> None:
+    plan = explain(
+        session,
+        SET_SETTINGS,
+        "stretch",
+        "reverse",
+        owner_id=HUB,
+        kind=KIND,
+        slot=SLOT,
+        since=since,
+        neighbor_id=60_000,
+        row_count=8_193,
+    )
+    no_sort_and_no_seq_scan(plan)
+    scan = scan_of(plan, "reverse")
+    assert (scan["Node Type"], scan["Index Name"]) == ("Index Only Scan", "reverse_list")
+    assert scan["Actual Rows"] == 8_193
+
+
 def test_a_window_of_ids_is_a_range_of_the_primary_key(session: psycopg.Connection[Any]) -> None:
     plan = explain(
         session,

@@ -69,6 +69,21 @@ LEFT JOIN LATERAL (
     ) AS l
 ) AS p ON mine.slot IS NOT NULL;
 
+-- name: stretch
+-- Neighbors and sinces of an ACTIVE list, newest first, strictly after (since, neighbor_id), and whether the slot is owned here: one row.
+-- Nothing is asked that the index of the lists does not hold: a row at position 0 is REMOVED, so no list in this state has one.
+SELECT
+    array_agg(l.neighbor_id), array_agg(l.since),
+    EXISTS (SELECT FROM slots AS mine WHERE mine.slot = %(slot)s::smallint AND mine.owned)
+FROM (
+    SELECT e.neighbor_id, e.since
+    FROM {table} AS e
+    WHERE e.owner_id = %(owner_id)s::bigint AND e.kind = %(kind)s::smallint AND e.state = 1 AND e.slot = %(slot)s::smallint
+        AND (e.since, e.neighbor_id) < (%(since)s::bigint, %(neighbor_id)s::bigint)
+    ORDER BY e.since DESC, e.neighbor_id DESC
+    LIMIT %(row_count)s::integer
+) AS l;
+
 -- name: window
 -- Ids of one list in descending order, `top` at most and `bottom` at least, `row_count` of them at most; and whether the slot is
 -- owned here: one row.
