@@ -96,6 +96,13 @@ class RepairConfig(_Section):
         3.0, gt=0, le=7, description="How long events are kept for those who watch, and half a day longer at the most."
     )
 
+    purge_rows_per_s: int = Field(
+        5_000,
+        ge=1,
+        le=1_000_000,
+        description="How many rows of a shard are looked at each second for tombstones that have been kept long enough.",
+    )
+
     _listen = field_validator("metrics_listen")(_listen_rule)
 
 

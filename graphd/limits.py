@@ -58,6 +58,15 @@ AHEAD_RULE: Final = f"must not be more than {MAX_AHEAD_US // 1_000_000} s ahead 
 PURGE_HORIZON_US: Final = 30 * 24 * 3600 * 1_000_000
 """Tombstones are kept this long, so an older given write could bring back what was removed."""
 
+PURGE_AFTER_US: Final = PURGE_HORIZON_US + 3600 * 1_000_000
+"""Tombstones older than this are purged. The hour is for writes on their way that were just young enough, and for clocks that differ."""
+
+PURGE_DEBT_S: Final = 1800.0
+"""What has been owed for less than this concerns no tombstone that may go: it was within the horizon when it was written."""
+
+BACKFILL_MARK_US: Final = 600 * 1_000_000
+"""How exactly the last backfill of a shard is remembered: well within that hour, and seldom enough to cost nothing."""
+
 RECEIPT_KEEP_S: Final = 24 * 3600
 """How long a request_id is remembered."""
 

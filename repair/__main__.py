@@ -1,4 +1,4 @@
-"""`graphd-repair run --config FILE`: the daemon that delivers what shards owe each other."""
+"""`graphd-repair run --config FILE`: the daemon that delivers what shards owe each other, and forgets what has been kept long enough."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"graphd {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="the daemon: the relay, and the expiry of receipts")
+    run = commands.add_parser("run", help="the daemon: the relay, the expiry of receipts and events, the purge")
     run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the TOML configuration")
     return parser.parse_args(argv)
 

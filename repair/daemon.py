@@ -1,4 +1,4 @@
-"""The repair daemon: a relay for each shard, the expiry of receipts, and what is told about both."""
+"""The repair daemon: for each shard a relay, the expiry of receipts and events, the purge of tombstones; and what is told about them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from graphd.storage.items import Namespace
 from graphd.storage.outbox import Backlog, Outbox
 from graphd.storage.shard import Shard, ShardSettings
 from graphd.tasks import end_all, ends_here
+from repair.purge import Purger
 from repair.relay import Relay
 
 log = structlog.get_logger()
@@ -42,6 +43,7 @@ class RepairMetrics(Collector):
         self.backlogs: dict[str, Backlog] = {}
         self.swept: dict[str, int] = {}
         self.relays: dict[str, Relay] = {}
+        self.purgers: dict[str, Purger] = {}
         self.cluster: Cluster | None = None
 
     def collect(self) -> Iterable[Metric]:
@@ -62,11 +64,14 @@ class RepairMetrics(Collector):
         swept = CounterMetricFamily("graphd_receipts_swept", "Receipts forgotten.", labels=labels)
         for name, count in list(self.swept.items()):
             swept.add_metric((name,), count)
+        purged = CounterMetricFamily("graphd_purged", "Halves of tombstones deleted.", labels=labels)
+        for name in self.purgers:
+            purged.add_metric((name,), sum(purger.purged[name] for purger in self.purgers.values()))
         up = GaugeMetricFamily("graphd_shard_up", "1 while repair reaches the shard.", labels=labels)
         if self.cluster is not None:
             for name, shard in self.cluster.shards.items():
                 up.add_metric((name,), int(shard.up))
-        yield from (length, age, parked, delivered, put_off, swept, up)
+        yield from (length, age, parked, delivered, put_off, swept, purged, up)
 
 
 class Daemon:
@@ -106,11 +111,14 @@ class Daemon:
 
     def _tasks(self, cluster: Cluster, shard: Shard) -> list[asyncio.Task[object]]:
         relay = self._metrics.relays[shard.name] = Relay(cluster, shard, self._config.repair.relay_poll_s)
+        rows_per_s = self._config.repair.purge_rows_per_s
+        purger = self._metrics.purgers[shard.name] = Purger(cluster, shard, rows_per_s)
         return [
             asyncio.create_task(relay.run(), name=f"relay-{shard.name}"),
             asyncio.create_task(self._measure(shard), name=f"backlog-{shard.name}"),
             asyncio.create_task(self._sweep(shard), name=f"sweep-{shard.name}"),
             asyncio.create_task(self._forget(shard), name=f"forget-{shard.name}"),
+            asyncio.create_task(purger.run(), name=f"purge-{shard.name}"),
         ]
 
     async def _measure(self, shard: Shard) -> None:

@@ -4,6 +4,8 @@ Two ways lead into the tables, with the same result. COPY straight into the tabl
 chunk is there: the primary key proves it, or the chunk is rolled back. Then, and where the last chunk met stored rows, the merge
 statement joins the chunk to what is stored. Measured on two cores, 1 M edges into two shards: tests/bench/import_speed.py.
 
+Imports are backfill: each transaction says so to the shard, for purge; and before its first row it waits for purges under way.
+
 Ownership holds as for every writer: the shared locks of the chunk's slots, then, in the next statement, what is owned. Rows of other
 slots are not written but named in the answer.
 """
@@ -22,6 +24,7 @@ import structlog
 
 from graphd.edge import Direction, State
 from graphd.errors import ShardUnavailableError
+from graphd.limits import BACKFILL_MARK_US
 from graphd.operations import GIVEN, Operation
 from graphd.storage.arrays import Int2s, Int8s
 from graphd.storage.connect import Identity, check_server, check_shard, connect
@@ -102,7 +105,8 @@ class BulkShard:
 
     @classmethod
     async def open(cls, name: str, conninfo: str, identity: Identity, slots: int, kind: int) -> BulkShard:
-        """Connect and check. `slots`: of the cluster. `kind`: the number of the kind that is loaded.
+        """Connect, check, and mark the shard: every shard of an import must be open before its first row is loaded. `slots`: of the
+        cluster. `kind`: the number of the kind that is loaded.
 
         Raises ShardUnavailableError, SchemaError, ServerSettingsError."""
         try:
@@ -111,6 +115,9 @@ class BulkShard:
                 await check_server(connection, name, slots)
                 await check_schema(connection, "shard")
                 await check_shard(connection, identity)
+                async with connection.transaction():
+                    await connection.execute(statement("purge", "wait_for_purges"))
+                    await connection.execute(statement("purge", "mark"), {"refresh_us": 0})
             except BaseException:
                 await connection.close()
                 raise
@@ -167,6 +174,7 @@ class BulkShard:
     async def _in_transaction(self, chunk: Chunk, direct: bool) -> Loaded:
         touched = np.unique(chunk.slot)
         await self._connection.execute(statement("write", "lock_slots"), {"slots": Int2s(touched)})
+        await self._connection.execute(statement("purge", "mark"), {"refresh_us": BACKFILL_MARK_US})
         cursor = await self._connection.execute(statement("import", "owned_slots"), {"slots": Int2s(touched)})
         owned_slots = np.array([slot for (slot,) in await cursor.fetchall()], dtype=np.int16)
         owned = np.isin(chunk.slot, owned_slots)

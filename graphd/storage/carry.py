@@ -11,8 +11,16 @@ from uuid import UUID
 
 from psycopg.rows import TupleRow
 
+from graphd.clock import now_us
 from graphd.edge import Version
-from graphd.limits import EVENTS_BUCKET_S, EVENTS_BUCKETS, MAX_AHEAD_US, OUTBOX_FIRST_DUE_S
+from graphd.limits import (
+    BACKFILL_MARK_US,
+    EVENTS_BUCKET_S,
+    EVENTS_BUCKETS,
+    MAX_AHEAD_US,
+    OUTBOX_FIRST_DUE_S,
+    PURGE_HORIZON_US,
+)
 from graphd.operations import (
     FIRST_KEEPING_SINCE,
     GIVEN,
@@ -143,6 +151,10 @@ async def carry_writes(session: Session, batch: Sequence[WriteLaneItem], strikes
         "o_id": Uuids([id_ for _, id_ in strikes]),
     }
     calls: list[Asked] = [(prepared("write", "lock_slots"), {"slots": Int2s(sorted(slots))})]
+    oldest_us = now_us() - PURGE_HORIZON_US
+    if any(w.given and w.stamp < oldest_us for w in writes):
+        # Nobody may write so far back but those who say that it is a backfill.
+        calls.append((prepared("purge", "mark"), {"refresh_us": BACKFILL_MARK_US}))
     if limited:
         owners = {"owner_id": Int8s([w.source_id for _, w in limited]), "kind": Int2s([w.kind for _, w in limited])}
         calls.append((prepared("write", "lock_owners"), owners))

@@ -1,5 +1,6 @@
-"""What a page, a look-up and a lease of the relay cost: ranges of an index, however long the list, however deep the page, and whatever
-the planner believes of the tables. A table that was full, then emptied and analyzed, then full again, counts as empty for a while."""
+"""What a page, a look-up, a lease of the relay and a batch of the purge cost: ranges of an index, however long the list, however deep
+the page, and whatever the planner believes of the tables. A table that was full, then emptied and analyzed, then full again, counts as
+empty for a while."""
 
 from __future__ import annotations
 
@@ -314,3 +315,56 @@ def test_rows_of_the_outbox_are_found_by_the_primary_key(
         ).fetchall()
     assert changed == len(rows)
     assert touched(plan, "outbox") <= 2 * len(rows)
+
+
+PURGED = 500
+AGES = {"now_us": 2**62, "keep_us": 0}
+
+
+@pytest.fixture
+def tombstones(session: psycopg.Connection[Any]) -> Iterator[dict[str, str]]:
+    """The columns of some tombstones of the long list, which may go; in a transaction that is rolled back."""
+    with session.transaction(force_rollback=True):
+        session.execute("UPDATE backfilled SET at = 0")
+        rows = session.execute(
+            "SELECT neighbor_id, position, since FROM reverse WHERE owner_id = %s AND state = 6 LIMIT %s", (HUB, PURGED)
+        ).fetchall()
+        columns = {
+            "owner_id": [HUB] * PURGED, "kind": [KIND] * PURGED, "slot": [SLOT] * PURGED,
+            "neighbor_id": [row[0] for row in rows], "position": [row[1] for row in rows], "since": [row[2] for row in rows],
+        }  # fmt: skip
+        yield {name: ",".join(map(str, values)) for name, values in columns.items()}
+
+
+@pytest.mark.parametrize(("state", "found"), [(1, 0), (6, 1_000)])
+def test_a_walk_of_the_purge_reads_the_index_and_then_what_it_found(
+    session: psycopg.Connection[Any], tombstones: dict[str, str], state: int, found: int
+) -> None:
+    place = {"owner_id": HUB, "kind": KIND, "state": state, "slot": 0, "since": 0, "neighbor_id": 0}
+    plan = explain(session, SET_SETTINGS, "walk", "reverse", "purge", **place, row_count=1_000, **AGES)
+    scans = [node for node in nodes(plan) if node.get("Relation Name") == "reverse"]
+    [walked] = [scan for scan in scans if scan["Index Name"] == "reverse_list" and scan["Actual Loops"] == 1]
+    assert walked["Node Type"] == "Index Only Scan"
+    assert walked["Actual Rows"] == 1_000
+    assert touched(plan, "reverse") == 1_000 + found
+
+
+@pytest.mark.parametrize(("debt_s", "found", "debts"), [(1_800, PURGED, 0), (-60, 0, PURGED)])
+def test_the_purge_looks_at_what_it_is_asked_for(
+    session: psycopg.Connection[Any], tombstones: dict[str, str], debt_s: int, found: int, debts: int
+) -> None:
+    peers = ",".join(str(n % 64) for n in range(PURGED))
+    plan = explain(
+        session, SET_SETTINGS, "standing", None, "purge", **tombstones, peer_slot=peers, debt_s=debt_s, **AGES
+    )
+    assert plan["Actual Rows"] == found
+    assert touched(plan, "forward") <= PURGED
+    assert scan_of(plan, "outbox")["Index Name"] == "outbox_pkey"
+    assert touched(plan, "outbox") == debts
+
+
+def test_the_purge_deletes_by_the_primary_key(session: psycopg.Connection[Any], tombstones: dict[str, str]) -> None:
+    plan = explain(session, SET_SETTINGS, "delete", "reverse", "purge", **tombstones, **AGES)
+    assert plan["Actual Rows"] == PURGED
+    # To look, to lock, to delete.
+    assert touched(plan, "reverse") == 3 * PURGED
