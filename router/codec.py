@@ -34,7 +34,7 @@ from graphd.limits import (
 )
 from graphd.operations import TABLE, Operation
 from graphd.setops import descending
-from graphd.topology import Kind, Topology
+from graphd.topology import DEFAULT_KIND, Kind, Topology
 from graphd.v1 import graph_pb2 as pb
 from router import wire
 from router.expressions import Expression, ListIds, Node, Operand, SetOperation
@@ -413,7 +413,7 @@ def item_result(request: pb.Write, write: Write | None, result: Result) -> pb.Wr
         edge=pb.Edge(
             source_id=request.source_id if request.HasField("source_id") else None,
             destination_id=request.destination_id if request.HasField("destination_id") else None,
-            kind=request.kind if write is None else write.kind.name,
+            kind=(request.kind or DEFAULT_KIND) if write is None else write.kind.name,
         ),
         outcome=pb.OUTCOME_FAILED,
         reason=code_of(result).name,

@@ -198,7 +198,11 @@ class _Run:
         else:
             self.writer.clock.observe(answer.version.position)
             self.outcome = WriteOutcome(answer.version, outcome_of(answer.before, answer.version))
-            self.owing = (answer.outbox_id is not None) + (answer.counter_id is not None)
+            looks = answer.counter_id is None and self._looks_for_debts
+            self.owing = (answer.outbox_id is not None) + (answer.counter_id is not None) + looks
+            if looks:
+                self._wait_for_others()
+                self.writer.spawn(self, self._pay_what_is_owed(item))
             if answer.counter_id is not None:
                 operation = TABLE[self.write.operation].counter
                 assert operation is not None, "the statement names what the table owes"
@@ -223,13 +227,19 @@ class _Run:
             # What the state itself does not refuse was one edge too many.
             reason = refusal_reason(self.write.operation, state) or LIMIT_REACHED
         outcome = WriteOutcome(remembered.version, remembered.outcome, reason, duplicate=True)
+        if remembered.version is None or remembered.outcome not in (Outcome.APPLIED, Outcome.UNCHANGED):
+            self.finish(outcome)
+            return
+        # The first answer may have been lost, or said reverse_pending. Merging its version again changes nothing, and tells whether the
+        # other shard has it now; and what it owed to the edge the other way may be unpaid still.
         elsewhere = self.writer.cluster.shard_of(item.peer_slot) is not self.shard
-        if remembered.version is not None and remembered.outcome in (Outcome.APPLIED, Outcome.UNCHANGED) and elsewhere:
-            # The first answer may have been lost, or said reverse_pending. Merging its version again changes nothing, and tells whether
-            # the other shard has it now.
-            self.outcome, self.owing = outcome, 1
+        self.outcome, self.owing = outcome, elsewhere + self._looks_for_debts
+        if self._looks_for_debts:
+            self._wait_for_others()
+            self.writer.spawn(self, self._pay_what_is_owed(item))
+        if elsewhere:
             self._deliver()
-        else:
+        if not self.owing:
             self.finish(outcome)
 
     # -- the reverse half ----------------------------------------------------------------------------------------------
@@ -293,6 +303,44 @@ class _Run:
             self.finish(self.outcome)
 
     # -- what is owed to the edge the other way --------------------------------------------------------------------------
+
+    @property
+    def _looks_for_debts(self) -> bool:
+        """Whether the edge may owe something still: a Block that this one repeats, whose router has died since, or one that came between
+        an Unblock's look and the Unblock."""
+        operation = self.write.operation
+        return self.write.position is None and (operation is Operation.UNBLOCK or TABLE[operation].counter is not None)
+
+    async def _pay_what_is_owed(self, item: WriteItem) -> None:
+        """Pay what the edge owes before the caller is answered, or say that it is pending: what comes after the answer must not be
+        undone."""
+        shard = self.writer.cluster.shard_of(item.slot)
+        try:
+            owned, debts = await shard.counters(CountersRead(item.source_id, item.kind, item.slot, item.destination_id))
+            stands = not debts or self.write.operation is Operation.UNBLOCK or await self._stands(shard, item)
+        except GraphdError:
+            self.give_up_reverse()
+            return
+        until = asyncio.get_running_loop().time() + self.writer.reverse_wait_s
+        for debt in debts if owned else ():
+            if not stands:
+                # Lifted meanwhile: what it owed was given up with it.
+                shard.strike(debt.peer_slot, debt.id)
+                continue
+            result = await self._pay_now(debt, until)
+            if isinstance(result, GraphdError) or result.reverse_pending:
+                self.give_up_reverse()
+                return
+        if owned:
+            self._paid_one()
+        else:
+            self.give_up_reverse()
+
+    async def _stands(self, shard: Shard, item: WriteItem) -> bool:
+        """Whether the edge is BLOCKED now."""
+        keys = EdgeKeys([item.source_id], [item.kind], [item.slot], [item.destination_id])
+        [(_, stored)] = await shard.edges(keys)
+        return stored is not None and stored.state == State.BLOCKED
 
     async def _pay(self, debt: Counter) -> None:
         """Carry out what this edge owes to the edge the other way, at once; what fails is left to the relay."""

@@ -130,8 +130,8 @@ class Lane(Generic[ItemT]):
 
     @property
     def up(self) -> bool:
-        """Whether the lane has a connection."""
-        return self._session is not None
+        """Whether the lane has a connection, and takes items."""
+        return self._session is not None and not self._down
 
     @property
     def waiting(self) -> int:

@@ -292,10 +292,12 @@ class Shard:
 
     def _strike_idle(self) -> None:
         self._strike_timer = None
-        if self._strikes and self.writes.up:
-            if not self.writes.waiting:
-                self._nudge()
-            self._strike_timer = asyncio.get_running_loop().call_later(self._strike_pause_s, self._strike_idle)
+        if not self._strikes:
+            return
+        if self.writes.up and not self.writes.waiting:
+            self._nudge()
+        # Also while the shard is away: its lane may come back and carry nothing else for long.
+        self._strike_timer = asyncio.get_running_loop().call_later(self._strike_pause_s, self._strike_idle)
 
     def _nudge(self) -> None:
         self.writes.submit(Nudge(), forced=True)

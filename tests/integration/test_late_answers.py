@@ -13,17 +13,20 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from graphd.clock import HybridClock
+from graphd.clock import HybridClock, now_us
+from graphd.edge import Key, State
 from graphd.errors import DeadlineError, ShardUnavailableError
 from graphd.operations import Operation, Outcome
 from graphd.placement import slot_of
 from graphd.storage.cluster import Cluster
+from graphd.storage.items import Counter, CountersRead
 from graphd.storage.shard import ShardSettings
 from repair.relay import Relay
 from router.admission import Admission
 from router.values import Write, WriteOutcome
 from router.writes import Writer
-from tests.databases import Databases
+from tests.databases import Databases, edges
+from tests.lanework import Op, open_shards
 from tests.waiting import eventually
 
 SLOW = """
@@ -165,3 +168,90 @@ async def _set_read_only(connection: psycopg.Connection[Any], writer: Writer, sh
         return isinstance(await write(writer, follow(writer, probe, probe + 1)), ShardUnavailableError) is wanted
 
     await eventually(heard, 10, "the setting is in force")
+
+
+async def block_alone(databases: Databases, write_: Write) -> None:
+    """A Block's own statement and nothing after it: what a router leaves that dies between the commit and the payment."""
+    async with open_shards(databases) as shards:
+        key = Key(write_.kind.number, write_.source_id, write_.destination_id)
+        await shards.carry(shards.home(key.source_id), [Op(Operation.BLOCK, key, now_us(), receipt=write_.receipt())])
+        assert len(shards.counters) == 1
+
+
+def debts(databases: Databases) -> int:
+    return sum(count for (count,) in databases.all_rows("SELECT count(*) FROM outbox WHERE operation <> 0"))
+
+
+def state_of(databases: Databases, source: int, destination: int) -> State:
+    return State(edges(databases)[source, destination, 1][1])
+
+
+@pytest.mark.parametrize("request_id", ["again", None])
+@pytest.mark.parametrize("blocker_shard", ["s1", "s2"])
+async def test_a_repeated_block_pays_what_the_first_still_owes(
+    databases: Databases, writer: Writer, request_id: str | None, blocker_shard: str
+) -> None:
+    # Without it the relay would end a follow that was acknowledged after the Block.
+    databases.clear()
+    ada, bo = account(databases, "s1", 0), account(databases, blocker_shard, 1)
+    kind = writer.cluster.topology.kind("")
+    await write(writer, follow(writer, bo, ada))
+    block = Write(Operation.BLOCK, ada, bo, kind, request_id=request_id)
+    await block_alone(databases, block)
+    assert (debts(databases), state_of(databases, bo, ada)) == (1, State.ACTIVE)
+    told = await write(writer, block)
+    assert isinstance(told, WriteOutcome)
+    assert told.outcome is (Outcome.APPLIED if request_id else Outcome.UNCHANGED)
+    assert (told.duplicate, told.reverse_pending) == (request_id is not None, False)
+    assert state_of(databases, bo, ada) is State.REMOVED
+    await eventually(lambda: debts(databases) == 0, what="the debt is struck")
+    again = await write(writer, follow(writer, bo, ada))
+    assert isinstance(again, WriteOutcome)
+    assert again.outcome is Outcome.APPLIED
+
+
+async def test_a_repeated_block_that_was_lifted_meanwhile_ends_nothing(databases: Databases, writer: Writer) -> None:
+    databases.clear()
+    ada, bo = account(databases, "s1", 0), account(databases, "s2", 1)
+    block = Write(Operation.BLOCK, ada, bo, writer.cluster.topology.kind(""), request_id="late")
+    await block_alone(databases, block)
+    # Lifted by a replay, which pays nothing.
+    position = now_us() + 1_000_000
+    await write(writer, Write(Operation.UNBLOCK, ada, bo, block.kind, position))
+    await write(writer, follow(writer, bo, ada))
+    told = await write(writer, block)
+    assert isinstance(told, WriteOutcome)
+    assert told.duplicate
+    await eventually(lambda: debts(databases) == 0, what="the debt is given up")
+    assert state_of(databases, bo, ada) is State.ACTIVE
+
+
+async def test_a_block_between_an_unblock_s_look_and_the_unblock(
+    databases: Databases, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    databases.clear()
+    ada, bo = account(databases, "s1", 0), account(databases, "s2", 1)
+    await write(writer, follow(writer, bo, ada))
+    unblock = Write(Operation.UNBLOCK, ada, bo, writer.cluster.topology.kind(""))
+    block = Write(Operation.BLOCK, ada, bo, unblock.kind)
+    shard = writer.cluster.shards["s1"]
+    look = shard.counters
+
+    def looks_too_early(read: CountersRead) -> asyncio.Future[tuple[bool, list[Counter]]]:
+        monkeypatch.setattr(shard, "counters", look)
+        found = look(read)
+
+        async def then_block() -> tuple[bool, list[Counter]]:
+            answer = await found
+            await block_alone(databases, block)
+            return answer
+
+        return asyncio.ensure_future(then_block())
+
+    monkeypatch.setattr(shard, "counters", looks_too_early)
+    told = await write(writer, unblock)
+    assert isinstance(told, WriteOutcome)
+    assert (told.outcome, told.reverse_pending) == (Outcome.APPLIED, False)
+    # Paid before the answer: whatever the Block's own router still does with it is a repetition.
+    assert state_of(databases, bo, ada) is State.REMOVED
+    await eventually(lambda: debts(databases) == 0, what="the debt is struck")
