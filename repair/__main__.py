@@ -27,7 +27,12 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"graphd {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="the daemon: the relay, the expiry of receipts and events, the purge")
+    run = commands.add_parser(
+        "run",
+        help="the daemon: the relay, the expiry of receipts and events, the purge",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the TOML configuration")
     return parser.parse_args(argv)
 

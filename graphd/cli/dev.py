@@ -51,7 +51,10 @@ def up(
     ] = None,
     data: DataOption = None,
     port: Annotated[
-        int | None, typer.Option(help="The router's port, 0 for a free one; all others are free ones.  [default: 7600]")
+        int | None,
+        typer.Option(
+            help="The router's port, 0 for a free one, if the cluster has none yet; all others are free ones.  [default: 7600]"
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Router processes on that port.  [default: 1]")] = None,
     repair: Annotated[

@@ -86,8 +86,10 @@ def import_command(
     Lines that begin with # or % are comments; a first line of words is a header. Every line must have as many columns as most of the
     first lines; columns that --columns does not name are ignored. Ids are 0 to 9223372036854775807.
 
-    A row is the version (time, ACTIVE, time) and never undoes anything newer. Without a time column all rows get one position, the same
-    each time this file is imported; so an import may be repeated, and after an interruption it must be. There is no limit of rows:
+    A row is the version (time, ACTIVE, time) and never undoes anything newer. Without a time column all rows get one position, the moment
+    of this file's first import: newer than all that was written before it, so that unfollows and blocks made before are undone, and edges
+    that were there count from then on. For old data name the times, or one --position. It is the same position each time this file is
+    imported, so an import may be repeated, and after an interruption it must be. There is no limit of rows:
     memory stays under 200 MB, and the temporary folder ($TMPDIR) needs 32 bytes a row, 48 with times.
 
     Exit status: 0 imported, self-loops and duplicates being counted; 1 failed; 2 misuse; 3 lines were refused.

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from graphd.devcluster.plan import DevClusterError, Plan
+from graphd.devcluster.plan import DevClusterError, MisuseError, Plan
 from graphd.devcluster.services import Process
 
 _FORMAT = 1
@@ -73,9 +73,9 @@ class Folder:
                     return
 
     def check(self) -> None:
-        """Raises DevClusterError for a folder of strange files: they may be somebody's."""
+        """Raises MisuseError for a folder of strange files: they may be somebody's."""
         if self.read() is None and (strange := self._strangers()):
-            raise DevClusterError(
+            raise MisuseError(
                 f"{self.path} holds other files ({', '.join(strange[:3])}): take an empty folder with --data"
             )
 
