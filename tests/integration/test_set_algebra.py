@@ -185,6 +185,13 @@ async def test_a_difference_whose_first_ids_are_all_taken_away(graph: GraphStub)
     operands = [explicit(set(range(1, 10_001))), explicit(set(range(2, 10_000)))]
     answer = await graph.Difference(pb.DifferenceRequest(operands=operands))
     assert (list(answer.ids), answer.next_page_token) == ([10_000, 1], "")
+    # The first 50,000, by ids and by a list.
+    operands = [explicit(set(range(60_000))), explicit(set(range(10_000, 60_000)))]
+    found = await walk(
+        lambda token: graph.Difference(pb.DifferenceRequest(operands=operands, page_size=1_000, page_token=token)),
+        1_000,
+    )
+    assert found == list(range(9_999, -1, -1))
     # A list whose upper part is all taken away.
     operands = [operand(("followers_of", LARGE)), explicit(set(LARGE_IDS[10:]))]
     found = await walk(
@@ -263,17 +270,25 @@ def distance(model: Model, account: int, other: int) -> int | None:
 
 
 async def test_distance(graph: GraphStub, model: Model) -> None:
-    await write_all([graph], [follow(LARGE_IDS[0], 61), follow(61, 62)])
+    await write_all([graph], [follow(LARGE_IDS[0], 61), follow(61, 62), follow(62, 63), follow(63, 64)])
     model.lists["following_of", LARGE_IDS[0]] = [LARGE, 61]
-    model.lists["following_of", 61] = [62]
+    model.lists |= {("following_of", one): [one + 1] for one in (61, 62, 63)}
     pairs = [(a, b) for a in range(1, 61, 7) for b in range(1, 61, 5)]
-    pairs += [(LARGE_IDS[0], 62), (62, LARGE_IDS[0]), (1, 62), (99_999, 1), (5, 5)]
+    pairs += [
+        (LARGE_IDS[0], 63),
+        (LARGE_IDS[0], 64),
+        (LARGE_IDS[0], 62),
+        (62, LARGE_IDS[0]),
+        (1, 62),
+        (99_999, 1),
+        (5, 5),
+    ]
     found = set()
     for account, other in pairs:
         answer = await graph.Distance(pb.DistanceRequest(account_id=account, other_id=other))
         expected = distance(model, account, other)
         assert (answer.distance, answer.more) == (expected or 0, expected is None), (account, other)
         found.add(expected)
-    assert found >= {0, 1, 2, None}
+    assert found >= {0, 1, 2, 3, None}
     with pytest.raises(aio.AioRpcError, match="other_id"):
         await graph.Distance(pb.DistanceRequest(account_id=1))
