@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from graphd.clock import now_us
 from graphd.edge import State
@@ -24,6 +25,7 @@ from graphd.storage.purge import START, Purged, Tombstone, Tombstones
 from graphd.storage.shard import Shard, ShardSettings
 from graphd.v1 import graph_pb2 as pb
 from repair import purge as purging
+from repair.daemon import RepairMetrics
 from repair.purge import Purger
 from tests.calls import follow, refused, unfollow, write_all
 from tests.databases import Databases, audit, edges
@@ -271,16 +273,35 @@ def _pair(cluster: Cluster, stone: Tombstone) -> tuple[Shard, Shard]:
 
 async def test_a_row_somebody_holds_is_not_waited_for(graph: GraphStub, databases: Databases, cluster: Cluster) -> None:
     a, b = across(databases)
-    await remove(graph, [(a, b), (b, a)])
+    await remove(graph, [(a, b)])
     await settled(databases)
     age(databases)
-    with databases.connect(databases.names[1]) as connection, connection.transaction():
-        connection.execute("SELECT FROM reverse WHERE neighbor_id = %s FOR UPDATE", (a,))
-        async with asyncio.timeout(10):
-            assert await purge(cluster) == 2
-    assert list(edges(databases)) == [(a, b, 1)]
-    assert await purge(cluster) == 2
+    [stone] = (await Tombstones(cluster.shards[databases.names[0]]).walk(START, 10, databases.slots)).found
+    for shard, table, purged in zip(databases.names[::-1], ("reverse", "forward"), ((0, 0, 1), (0, 1, 1)), strict=True):
+        with databases.connect(shard) as connection, connection.transaction():
+            connection.execute(f"SELECT FROM {table} FOR UPDATE".encode())
+            # Waiting would end in an error.
+            assert await halves.purge(*_pair(cluster, stone), [stone]) == purged
+    assert await purge(cluster) == 1
     assert rows(databases) == 0
+    audit(databases)
+
+
+async def test_what_is_told_about_it(graph: GraphStub, databases: Databases, cluster: Cluster) -> None:
+    a, b = across(databases)
+    await remove(graph, [(a, b)])
+    await settled(databases)
+    age(databases)
+    metrics = RepairMetrics()
+    with capture_logs() as logs:
+        metrics.purgers = {name: await walk(cluster, name) for name in databases.names}
+    found = {
+        (sample.name, sample.labels["shard"]): sample.value for family in metrics.collect() for sample in family.samples
+    }
+    assert [found["graphd_purged_total", name] for name in databases.names] == [1, 1]
+    assert logs == [
+        {"event": "purge.walked", "log_level": "info", "shard": "s1", "rows": 1, "purged": 2, "left": 0},
+    ]
 
 
 async def test_stopped_between_the_halves(graph: GraphStub, databases: Databases, cluster: Cluster) -> None:
