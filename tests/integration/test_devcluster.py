@@ -245,7 +245,7 @@ def test_a_folder_of_other_files_is_refused_and_left_alone(cluster: Cluster) -> 
     other = Cluster(cluster.data.with_name("thesis"), 0)
     other.data.mkdir()
     (other.data / "thesis.txt").write_text("years of work")
-    assert "thesis.txt" in other.up(code=1)
+    assert "thesis.txt" in other.up(code=2)
     other.run("down", "--delete")
     assert (other.data / "thesis.txt").read_text() == "years of work"
 
