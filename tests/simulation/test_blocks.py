@@ -11,7 +11,10 @@ import pytest
 from grpc import aio
 
 from graphd.edge import State
+from graphd.storage.catalog import Catalog
+from graphd.topology import Kind
 from graphd.v1 import graph_pb2 as pb
+from tests.calls import write_all
 from tests.databases import audit, edges
 from tests.routers import GraphStub, stubs
 from tests.simulation.calls import follow
@@ -69,6 +72,42 @@ async def test_an_unblock_first_does_what_its_block_owes(site: Site) -> None:
         with site.relay():
             await settled(site.databases)
     assert states(site) == {(ada, bo): State.REMOVED, (bo, ada): State.ACTIVE}
+
+
+async def test_what_the_relay_pays_is_told_only_where_the_kind_is(site: Site) -> None:
+    await Catalog(site.databases.catalog).add_kind(Kind(0, "quiet", events=False))
+    ada, bo = site.accounts("s1", 1)[0], site.accounts("s2", 1)[0]
+    async with site.one_router() as (_, stub):
+        for kind in ("quiet", "follow"):
+            await stub.Follow(pb.FollowRequest(source_id=bo, destination_id=ada, kind=kind), timeout=10)
+        with site.proxies["s2"].being(Mode.CUT):
+            for kind in ("quiet", "follow"):
+                wanted = pb.BlockRequest(blocker_id=bo, blocked_id=ada, kind=kind)
+                assert (await stub.Block(wanted, timeout=10)).result.reverse_pending
+        with site.relay():
+            await settled(site.databases)
+    assert states(site) == {(ada, bo): State.BLOCKED, (bo, ada): State.REMOVED}
+    assert {kind for (kind,) in site.databases.all_rows("SELECT DISTINCT kind FROM events")} == {1}
+
+
+async def test_many_blocks_at_once_are_paid_at_once(site: Site) -> None:
+    """What 2,000 Blocks of a few calls owe takes no more places than the calls themselves: none is shed and left to the relay."""
+    ones, others = site.accounts("s1", 1_000), site.accounts("s2", 1_000)
+    pairs = list(zip(ones, others, strict=True)) + list(zip(others[1:], ones[:-1], strict=True))
+    async with site.one_router({"reverse_wait_s": 30}) as (_, stub):
+        await write_all(
+            [stub], [pb.Write(operation=pb.OPERATION_FOLLOW, source_id=b, destination_id=a) for a, b in pairs]
+        )
+        results = await write_all(
+            [stub],
+            [pb.Write(operation=pb.OPERATION_BLOCK, source_id=a, destination_id=b) for a, b in pairs],
+            size=500,
+            at_once=4,
+        )
+        assert not any(result.reverse_pending for result in results)
+        # Nobody else strikes what has been paid.
+        await settled(site.databases)
+    assert states(site) == dict.fromkeys(pairs, State.BLOCKED) | {(b, a): State.REMOVED for a, b in pairs}
 
 
 async def unblocked(stub: GraphStub, request: pb.UnblockRequest) -> pb.WriteResult:
