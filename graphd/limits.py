@@ -49,6 +49,16 @@ MAX_KIND_CHARS: Final = 32
 """The name stands in every edge of every page."""
 
 MAX_KINDS: Final = 1_000
+"""Every process holds them all, and GetTopology tells them all."""
+
+MAX_KIND_NUMBER: Final = 2**15 - 1
+"""It stands in every half as a smallint, and is never given again."""
+
+MAX_KINDS_TOLD_CHARS: Final = 1_000
+"""Of an error that lists the kinds: it travels three times over in gRPC's trailers, which hold 8 kB."""
+
+MAX_OUT_DEGREE: Final = 10**12
+"""The largest limit a kind may set: above what any account can have, and far below where sums with it overflow a bigint."""
 
 MAX_AHEAD_US: Final = 5_000_000
 """How far a position may be ahead of now: nothing could ever be written over one further ahead."""

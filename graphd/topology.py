@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphd.errors import InvalidArgumentError
-from graphd.limits import MAX_KIND_CHARS, MAX_SLOTS
+from graphd.limits import MAX_KIND_CHARS, MAX_KINDS_TOLD_CHARS, MAX_OUT_DEGREE, MAX_SLOTS
 
 DEFAULT_KIND = "follow"
 
@@ -24,6 +24,11 @@ class Kind:
     allow_self: bool = False
     max_out_degree: int = 0
     events: bool = True
+
+
+def out_degree_rule(most: int) -> str | None:
+    """The rule a kind's `max_out_degree` breaks, or None."""
+    return None if 0 <= most <= MAX_OUT_DEGREE else f"must be 0 (any number) to {MAX_OUT_DEGREE}"
 
 
 class UnknownKindError(InvalidArgumentError):
@@ -72,12 +77,19 @@ class Topology:
         """The kind of that name; an empty name is the default. Raises InvalidArgumentError naming `field` and the kinds."""
         found = self.kinds.get(name or DEFAULT_KIND)
         if found is None:
-            raise UnknownKindError(field, f"must be one of {', '.join(sorted(self.kinds))}")
+            raise UnknownKindError(field, f"must be one of {self._known()}")
         return found
 
-    def kind_by_number(self, number: int) -> Kind:
-        """The kind that rows call `number`."""
-        return next(kind for kind in self.kinds.values() if kind.number == number)
+    def kind_by_number(self, number: int) -> Kind | None:
+        """The kind that rows call `number`; None where it is not known here, as one declared a moment ago."""
+        return next((kind for kind in self.kinds.values() if kind.number == number), None)
+
+    def _known(self) -> str:
+        """The names of the kinds, as many as an error has room for."""
+        names = ", ".join(sorted(self.kinds))
+        if len(names) <= MAX_KINDS_TOLD_CHARS:
+            return names
+        return f"{names[:MAX_KINDS_TOLD_CHARS].rpartition(',')[0]}, ... ({len(self.kinds)} in all: graphd kind list)"
 
     def slots_of(self, shard: str) -> list[int]:
         """The slots a shard holds, ascending."""

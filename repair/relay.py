@@ -96,7 +96,9 @@ class Relay:
         rows = await self._outbox.lease(reachable)
         if not rows:
             return 0
-        kinds = frozenset(kind.number for kind in topology.kinds.values())
+        leased = len(rows)
+        rows = await self._of_known_kinds(rows)
+        kinds = frozenset(kind.number for kind in self._cluster.topology.kinds.values())
         problems = [problem_of(row, topology.slots, kinds) for row in rows]
         sound = [row for row, problem in zip(rows, problems, strict=True) if problem is None]
         bad = [(row, problem) for row, problem in zip(rows, problems, strict=True) if problem is not None]
@@ -104,7 +106,18 @@ class Relay:
             bad += await self._deliver(sound, topology.slots)
         if bad:
             await self._park(bad)
-        return len(rows)
+        return leased
+
+    async def _of_known_kinds(self, rows: list[Owed]) -> list[Owed]:
+        """Rows whose kind may have been declared a moment ago wait while the catalog cannot be asked; they must not be parked for that."""
+
+        def is_known(row: Owed) -> bool:
+            return self._cluster.topology.kind_by_number(row.kind) is not None
+
+        if all(map(is_known, rows)) or await self._cluster.reread():
+            return rows
+        await self._outbox.put_off([row for row in rows if not is_known(row)])
+        return [row for row in rows if is_known(row)]
 
     async def _deliver(self, rows: Sequence[Owed], slots: int) -> list[tuple[Owed, str]]:
         """Carry the forward halves of rows to their destinations; answers those that can never apply."""
@@ -190,6 +203,7 @@ class Relay:
             now_us(),
             receipt,
             settle,
+            watched=self._is_watched(row.kind),
         )
         try:
             shard.write(item)
@@ -206,6 +220,10 @@ class Relay:
         except GraphdError as error:
             return error
         return result.owned
+
+    def _is_watched(self, number: int) -> bool:
+        kind = self._cluster.topology.kind_by_number(number)
+        return kind is None or kind.events
 
     async def _park(self, bad: Sequence[tuple[Owed, str]]) -> None:
         await self._outbox.park([row for row, _ in bad], [problem for _, problem in bad])

@@ -6,7 +6,8 @@ come back, so an overloaded or a severed shard costs its own callers and nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from graphd.errors import OverloadedError
@@ -38,6 +39,15 @@ class Admission:
     def end(self) -> None:
         """A call was answered."""
         self.in_flight -= 1
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While a call waits for something else than a shard it is no company, and lanes must not wait for it."""
+        self.in_flight -= 1
+        try:
+            yield
+        finally:
+            self.in_flight += 1
 
     def pressure(self) -> float:
         """Calls in flight, smoothed: what lanes ask to know whether company is worth waiting for."""

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from graphd import placement
 from graphd.clock import HybridClock
 from graphd.config import Config, RouterConfig
-from graphd.errors import StartError
+from graphd.errors import ConfigError, StartError
 from graphd.observe import Observer, split_listen
 from graphd.storage.cluster import Cluster
 from graphd.storage.shard import Shard, ShardSettings
@@ -77,9 +77,11 @@ class Router:
         await self.stop()
 
     async def start(self) -> None:
-        """Connect and listen. Raises StartError or CatalogUnavailableError."""
+        """Connect and listen. Raises ConfigError, StartError or CatalogUnavailableError."""
         placement.check_golden()
         settings = self._config.router
+        # Before anything is connected: what is wrong with the configuration is said whatever else is wrong.
+        credentials = _credentials(settings)
         host, port = split_listen(settings.metrics_listen)
         self._observer = Observer(host, port + self._worker if port else 0, (self._metrics,), lambda: self._ready)
         self._cluster = await Cluster.open(
@@ -98,7 +100,7 @@ class Router:
         self._metrics.cluster = self._cluster
         await self._watch_health(self._cluster)
         self._writer = Writer(self._cluster, HybridClock(), self._admission, settings.reverse_wait_s)
-        await self._serve(self._cluster, self._writer)
+        await self._serve(self._cluster, self._writer, credentials)
         self._ready = True
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         # What was made so far lives as long as the process: the collector need not look at it again. And a call leaves few cycles
@@ -108,25 +110,32 @@ class Router:
         gc.set_threshold(20_000, 20, 50)
         log.info("router.serving", listen=settings.listen, worker=self._worker, shards=len(self._cluster.shards))
 
-    async def _serve(self, cluster: Cluster, writer: Writer) -> None:
+    async def _serve(self, cluster: Cluster, writer: Writer, credentials: grpc.ServerCredentials | None) -> None:
         settings = self._config.router
         reader = Reader(cluster, self._admission, self._negative_degree)
         sets = SetReader(cluster, reader)
         wrapper = Wrapper(self._admission, self._metrics, settings.default_deadline_s)
         self._watcher = Watcher(cluster)
         graph = GraphService(
-            cluster, writer, reader, sets, self._watcher, Checker(settings.given_positions), self._metrics
+            cluster,
+            writer,
+            reader,
+            sets,
+            self._watcher,
+            Checker(settings.given_positions),
+            self._admission,
+            self._metrics,
         )
         public = aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", int(self._share_port))))
         public.add_generic_rpc_handlers((graph.handler(wrapper),))
         self._add_standard(public, graph_pb2.DESCRIPTOR.services_by_name["GraphService"].full_name)
-        self._listen(public, "listen", settings.listen, settings)
+        self._listen(public, "listen", settings.listen, credentials)
         self._servers.append(public)
         if self._worker == 0:
             admin = aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", 0)))
             admin.add_generic_rpc_handlers((AdminService(cluster).handler(wrapper),))
             self._add_standard(admin, admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name)
-            self._listen(admin, "admin_listen", settings.admin_listen, settings)
+            self._listen(admin, "admin_listen", settings.admin_listen, credentials)
             self._servers.append(admin)
         for server in self._servers:
             await server.start()
@@ -135,8 +144,7 @@ class Router:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
-    def _listen(self, server: aio.Server, key: str, listen: str, settings: RouterConfig) -> None:
-        credentials = _credentials(settings)
+    def _listen(self, server: aio.Server, key: str, listen: str, credentials: grpc.ServerCredentials | None) -> None:
         try:
             if credentials is not None:
                 server.add_secure_port(listen, credentials)
@@ -145,7 +153,10 @@ class Router:
                 if not split_listen(listen)[0].startswith(LOOPBACK):
                     log.warning("router.no_tls", key=key, listen=listen, hint="set tls_certificate and tls_key")
         except RuntimeError as error:
-            raise StartError(f"[router] {key}: cannot listen on {listen}: the port is taken or not ours") from error
+            tls = "" if credentials is None else ", or the TLS files are no certificate with its key"
+            raise StartError(
+                f"[router] {key}: cannot listen on {listen}: the port is taken or not ours{tls}"
+            ) from error
 
     async def stop(self) -> None:
         """Say that we go, finish what is under way, disconnect."""
@@ -187,13 +198,13 @@ class Router:
 def _credentials(settings: RouterConfig) -> grpc.ServerCredentials | None:
     if settings.tls_certificate is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
-            raise StartError("[router] tls_client_ca: needs tls_certificate and tls_key too")
+            raise ConfigError("[router] tls_client_ca: needs tls_certificate and tls_key too")
         return None
     if settings.tls_certificate is None or settings.tls_key is None:
-        raise StartError("[router] tls_certificate and tls_key: give both or neither")
+        raise ConfigError("[router] tls_certificate and tls_key: give both or neither")
     try:
         pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
         ca = settings.tls_client_ca.read_bytes() if settings.tls_client_ca is not None else None
     except OSError as error:
-        raise StartError(f"[router] TLS: cannot read {error.filename}: {error.strerror}") from error
+        raise ConfigError(f"[router] TLS: cannot read {error.filename}: {error.strerror}") from error
     return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)

@@ -17,7 +17,14 @@ from grpc import aio
 from graphd.clock import now_us
 from graphd.cursor import watch_scope
 from graphd.edge import Direction, State, Version
-from graphd.errors import GraphdError, InvalidArgumentError, NotFoundError, NotOfferedError, RefusedError
+from graphd.errors import (
+    CatalogUnavailableError,
+    GraphdError,
+    InvalidArgumentError,
+    NotFoundError,
+    NotOfferedError,
+    RefusedError,
+)
 from graphd.limits import DEADLINE_MARGIN_S, MAX_DEADLINE_S, RESUME_METADATA
 from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
@@ -192,12 +199,13 @@ class GraphService:
         sets: SetReader,
         watcher: Watcher,
         checker: codec.Checker,
+        admission: Admission,
         metrics: RouterMetrics,
     ) -> None:
         self._watcher = watcher
         self._two_hop = TwoHop(cluster, reader, sets)
         self._cluster, self._writer, self._reader, self._sets = cluster, writer, reader, sets
-        self._checker, self._metrics = checker, metrics
+        self._checker, self._admission, self._metrics = checker, admission, metrics
 
     def handler(self, wrapper: Wrapper) -> grpc.GenericRpcHandler:
         """All methods of the contract; those not offered say so."""
@@ -232,28 +240,45 @@ class GraphService:
         service = pb.DESCRIPTOR.services_by_name["GraphService"]
         return handler_of(service, {name: self._knowing(call) for name, call in offered.items()}, wrapper, streamed)
 
+    # -- kinds declared a moment ago -----------------------------------------------------------------------------------
+
     def _knowing(self, call: Call) -> Call:
-        """A call that names a kind which is not known here looks once whether it was declared a moment ago. Kinds are looked at before
-        anything is done, so the call can simply be made again."""
+        """A call that names a kind which is not known here, in whatever place, looks once whether it was declared a moment ago. Kinds are
+        looked at before anything is done, so the call can simply be made again."""
 
         async def knowing(request: Any, deadline: float) -> Any:
             try:
                 return await call(request, deadline)
             except UnknownKindError:
-                if not await self._cluster.learn_kinds():
+                if not await self._learn(deadline):
                     raise
                 return await call(request, deadline)
 
         return knowing
 
-    async def _kind(self, name: str, field: str = "kind") -> Kind:
+    async def _learn(self, deadline: float) -> bool:
+        with self._admission.aside():
+            return await self._cluster.learn_kinds(deadline)
+
+    async def _kind(self, name: str, deadline: float, field: str = "kind") -> Kind:
         """The same for streams, which cannot be made again."""
         try:
             return self._cluster.topology.kind(name, field)
         except UnknownKindError:
-            if not await self._cluster.learn_kinds():
+            # Streams are none of the calls in flight, so there is nothing to set aside.
+            if not await self._cluster.learn_kinds(deadline):
                 raise
             return self._cluster.topology.kind(name, field)
+
+    async def _kind_name(self, number: int, deadline: float) -> str:
+        """The name of the kind of an event. Raises CatalogUnavailableError while it cannot be learnt: nothing may be passed over."""
+        kind = self._cluster.topology.kind_by_number(number)
+        if kind is None:
+            await self._cluster.learn_kinds(deadline)
+            kind = self._cluster.topology.kind_by_number(number)
+        if kind is None:
+            raise CatalogUnavailableError(f"the next event is of kind {number}, which this router has not heard of yet")
+        return kind.name
 
     # -- writes --------------------------------------------------------------------------------------------------------
 
@@ -304,7 +329,7 @@ class GraphService:
     async def batch_write(self, request: pb.BatchWriteRequest, deadline: float) -> bytes:
         """Each item for itself."""
         checked = self._checker.batch(request.writes, self._cluster.topology, now_us())
-        if any(isinstance(write, UnknownKindError) for write in checked) and await self._cluster.learn_kinds():
+        if any(isinstance(write, UnknownKindError) for write in checked) and await self._learn(deadline):
             checked = self._checker.batch(request.writes, self._cluster.topology, now_us())
         writes = [write for write in checked if not isinstance(write, GraphdError)]
         results = iter(await self._writer.write(writes, deadline) if writes else ())
@@ -395,7 +420,9 @@ class GraphService:
     async def _chunks(
         self, request: pb.StreamFollowersRequest | pb.StreamFollowingRequest, direction: Direction, deadline: float
     ) -> AsyncGenerator[streams.Chunk, None]:
-        wanted = ListOf(direction, codec.account_id(request), await self._kind(request.kind), State.ACTIVE, False)
+        wanted = ListOf(
+            direction, codec.account_id(request), await self._kind(request.kind, deadline), State.ACTIVE, False
+        )
         found = streams.chunks(self._reader, wanted, codec.chunk_size(request.chunk_size), request.page_token, deadline)
         async with aclosing(found) as read:
             async for chunk in read:
@@ -426,7 +453,9 @@ class GraphService:
     ) -> AsyncGenerator[pb.WatchEdgesResponse, None]:
         """Changes from a token on, or from now on. Where it begins is told in the initial metadata, so that who has not seen an event yet
         can go on all the same."""
-        kinds = sorted({(await self._kind(name, f"kinds[{i}]")).number for i, name in enumerate(request.kinds)})
+        kinds = sorted(
+            {(await self._kind(name, deadline, f"kinds[{i}]")).number for i, name in enumerate(request.kinds)}
+        )
         slots = codec.slots(request.slots, self._cluster.topology)
         scope = watch_scope(kinds, slots)
         after = await self._watcher.begin(scope, request.resume_token)
@@ -437,7 +466,7 @@ class GraphService:
                     edge=codec.edge(
                         event.source_id,
                         event.destination_id,
-                        self._cluster.topology.kind_by_number(event.kind).name,
+                        await self._kind_name(event.kind, deadline),
                         Version(event.position, event.state, event.since),
                     ),
                     previous_state=event.previous_state,  # type: ignore[arg-type]

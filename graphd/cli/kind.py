@@ -10,6 +10,7 @@ from graphd.cli.common import (
     ConfigOption,
     DataOption,
     JsonOption,
+    MisuseError,
     examples,
     load_config,
     print_json,
@@ -19,7 +20,9 @@ from graphd.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from graphd.storage.catalog import Catalog
+    from pathlib import Path
+
+    from graphd.storage.catalog import Catalog, KindChange
     from graphd.topology import Kind
 
 kind_app = typer.Typer(help="Declare kinds of edges, and list them.", no_args_is_help=True, rich_markup_mode=None)
@@ -55,7 +58,11 @@ def add(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Declare a kind. Without options: any number of edges, none to oneself, changes are told. The same again changes nothing."""
+    """Declare a kind, which routers that run take at once.
+
+    Without options: any number of edges, none to oneself, changes are told. The same again changes nothing; a kind that is there with other
+    settings is changed with `graphd kind set`. Its name and number are for ever: rows hold the number.
+    """
     with spoken_errors():
         from graphd.topology import Kind
 
@@ -63,7 +70,9 @@ def add(
         _show(run(_catalog(config, data).add_kind(wanted)), as_json)
 
 
-@kind_app.command("set", epilog=examples("graphd kind set favourite --max-out-degree 50"))
+@kind_app.command(
+    "set", epilog=examples("graphd kind set favourite --max-out-degree 50", "graphd kind set mute --events=no")
+)
 def set_(
     name: Name,
     max_out_degree: MostOption = None,
@@ -73,8 +82,14 @@ def set_(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change what a kind allows; what is not named stays. Edges that are there already stay, however many there are."""
+    """Change what a kind allows; what is not named stays.
+
+    Edges that are there already stay, however many there are. Routers hear of it within moments; one that cannot reach the catalog goes on
+    with what it knows.
+    """
     with spoken_errors():
+        if max_out_degree is None and allow_self is None and events is None:
+            raise MisuseError("kind set: say what to change: --max-out-degree, --allow-self or --events")
 
         def changed(kind: "Kind") -> "Kind":
             return _with(kind, max_out_degree, allow_self, events)
@@ -126,19 +141,20 @@ def _with(kind: "Kind", max_out_degree: int | None, allow_self: YesNo | None, ev
     )
 
 
-def _catalog(config: Any, data: Any) -> "Catalog":
+def _catalog(config: "Path | None", data: "Path | None") -> "Catalog":
     from graphd.storage.catalog import Catalog
 
     return Catalog(load_config(config, data).catalog_conninfo())
 
 
-def _show(kind: "Kind", as_json: bool) -> None:
+def _show(change: "KindChange", as_json: bool) -> None:
+    kind, outcome = change.kind, "APPLIED" if change.applied else "UNCHANGED"
     if as_json:
-        print_json(kind_json(kind))
+        print_json({**kind_json(kind), "outcome": outcome})
         return
     most = f"at most {kind.max_out_degree} each" if kind.max_out_degree else "any number each"
     selves = "self-loops allowed" if kind.allow_self else "no self-loops"
-    print(f"{kind.name}: {most}, {selves}, changes {'told' if kind.events else 'not told'}")
+    print(f"{kind.name}: {most}, {selves}, changes {'told' if kind.events else 'not told'}  ({outcome.lower()})")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -93,9 +93,14 @@ def topology(config: ConfigOption = None, data: DataOption = None, as_json: Json
     )
     print()
     print_table(
-        ("kind", "self-loops", "follows at most"),
+        ("kind", "self-loops", "follows at most", "events"),
         [
-            (kind.name, "allowed" if kind.allow_self else "refused", kind.max_out_degree or "any number")
+            (
+                kind.name,
+                "allowed" if kind.allow_self else "refused",
+                kind.max_out_degree or "any number",
+                "told" if kind.events else "not told",
+            )
             for kind in laid_out.kinds
         ],
     )
@@ -262,7 +267,12 @@ def _topology_json(laid_out: "TopologyInfo", shards: "list[ShardInfo]") -> dict[
             for first, last in _ranges(laid_out.owners, shard)
         ],
         "kinds": [
-            {"name": kind.name, "allow_self": kind.allow_self, "max_out_degree": kind.max_out_degree}
+            {
+                "name": kind.name,
+                "allow_self": kind.allow_self,
+                "max_out_degree": kind.max_out_degree,
+                "events": kind.events,
+            }
             for kind in laid_out.kinds
         ],
     }

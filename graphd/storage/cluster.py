@@ -19,7 +19,8 @@ from graphd.topology import Topology
 
 log = structlog.get_logger()
 
-KINDS_EVERY_S: Final = 0.25
+LEARN_KINDS_S: Final = 1.0
+"""How long a call that names an unknown kind waits for a catalog that does not answer."""
 
 
 class Cluster:
@@ -38,7 +39,6 @@ class Cluster:
     ) -> None:
         self._config = config
         self._settings, self._in_flight = settings, in_flight
-        self._kinds_due = 0.0
         self.watch = CatalogWatch(catalog, view, poll_s=config.router.topology_poll_s)
         self.shards: Mapping[str, Shard] = {
             name: Shard(view.identities[name], config.shard_conninfo(name), settings, in_flight)
@@ -82,16 +82,13 @@ class Cluster:
         """The shard that holds a slot, by the newest topology known."""
         return self.shards[self.watch.view.topology.owners[slot]]
 
-    async def learn_kinds(self) -> bool:
-        """Look whether a kind was declared that is not known here; answers whether anything is new. Callers with a wrong name cost the
-        catalog one question in KINDS_EVERY_S, however many they are: who comes too early waits for the next."""
-        loop = asyncio.get_running_loop()
-        epoch = self.topology.epoch
-        await asyncio.sleep(max(0.0, self._kinds_due - loop.time()))
-        if self.topology.epoch == epoch:
-            self._kinds_due = loop.time() + KINDS_EVERY_S
-            await self.refresh()
-        return self.topology.epoch != epoch
+    async def learn_kinds(self, deadline: float) -> bool:
+        """Look whether a kind was declared that is not known here; answers whether anything is new. With the catalog down, nothing is."""
+        return await self.watch.look(min(deadline, asyncio.get_running_loop().time() + LEARN_KINDS_S))
+
+    async def reread(self) -> bool:
+        """Read the catalog by a reading that begins after the call; False when it is down."""
+        return await self.watch.reread()
 
     async def refresh(self) -> bool:
         """Read the catalog now; False when it is down."""

@@ -204,17 +204,24 @@ def test_the_configuration_is_checked(graphd: Graphd, databases: Databases) -> N
 def test_kinds(graphd: Graphd) -> None:
     favourite = {"name": "favourite", "allow_self": False, "max_out_degree": 2, "events": True}
     added = graphd.read("kind", "add", "favourite", "--max-out-degree", 2, "--allow-self=no")
-    assert added == {**favourite, "number": added["number"]}
-    assert graphd.read("kind", "add", "favourite", "--max-out-degree", 2) == added
-    assert graphd.run("kind", "add", "favourite", status=2).stderr.count("\n") == 1
+    kind = {**favourite, "number": added["number"]}
+    assert added == {**kind, "outcome": "APPLIED"}
+    assert graphd.read("kind", "add", "favourite", "--max-out-degree", 2) == {**kind, "outcome": "UNCHANGED"}
+    assert graphd.run("kind", "add", "favourite", "--max-out-degree", 2).stdout.endswith("  (unchanged)\n")
+    told = graphd.run("kind", "add", "favourite", status=2)
+    assert (told.stdout, told.stderr.count("\n")) == ("", 1)
+    assert "graphd kind set favourite" in told.stderr
     assert graphd.run("kind", "add", "No", status=2).stderr.count("\n") == 1
     assert graphd.run("kind", "set", "none", "--events=no", status=2).stderr.count("\n") == 1
     for destination, status in ((2, 0), (3, 0), (4, 1)):
         told = graphd.run("edge", "follow", 1, destination, "--kind", "favourite", status=status)
     assert "as many edges" in told.stderr
     changed = graphd.read("kind", "set", "favourite", "--max-out-degree", 3, "--events", "no")
-    assert changed == {**added, "max_out_degree": 3, "events": False}
+    assert changed == {**kind, "max_out_degree": 3, "events": False, "outcome": "APPLIED"}
+    assert changed.pop("outcome") == "APPLIED"
     assert changed in graphd.read("kind", "list")
+    del changed["number"]
+    assert changed in graphd.read("topology")["kinds"]
     listed = graphd.run("kind", "list").stdout.splitlines()
     assert any(line.split() == ["favourite", str(added["number"]), "refused", "3", "not", "told"] for line in listed)
 

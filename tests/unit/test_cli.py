@@ -34,6 +34,9 @@ COMMANDS = [
     ["degrees"],
     ["where"],
     ["topology"],
+    ["kind", "add"],
+    ["kind", "set"],
+    ["kind", "list"],
     ["init"],
     ["migrate"],
     ["config", "check"],
@@ -75,7 +78,9 @@ def test_every_command_has_help_with_examples(command: list[str]) -> None:
     assert f"Examples:\n    graphd {' '.join(command)}" in result.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["edge", "get"], ["topology"], ["config", "check"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [[], ["edge", "get"], ["topology"], ["kind", "add"], ["config", "check"]], ids=" ".join
+)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     code = "import sys; from graphd.cli import main; main(); print(*sys.modules, file=sys.stderr)"
     arguments = [sys.executable, "-c", code, *command, "--help"]
@@ -114,6 +119,25 @@ def test_the_version() -> None:
             "graphd import: Invalid value for '--on-error': 'shrug\\nit off' is not one of 'skip', 'stop'; see graphd import --help",
         ),
         (["dev", "up", "--shards", "0", "--data", "/nowhere"], "graphd dev: --shards 0: must be 1 to 16"),
+        (["kind", "add"], "graphd kind add: Missing argument 'NAME'; see graphd kind add --help"),
+        (
+            ["kind", "add", "mute", "--max-out-degree", "-1"],
+            "graphd kind add: Invalid value for '--max-out-degree': must be greater than or equal to 0; see graphd kind add --help",
+        ),
+        (
+            ["kind", "add", "mute", "--allow-self=maybe"],
+            "graphd kind add: Invalid value for '--allow-self': 'maybe' is not one of 'yes', 'no'; see graphd kind add --help",
+        ),
+        (
+            ["kind", "add", "Mute"],
+            "graphd: NAME: must be lower-case ASCII letters, digits, _ or -, and begin with a letter",
+        ),
+        (["kind", "add", "m" * 33], "graphd: NAME: must have 1 to 32 characters"),
+        (["kind", "set", "mute"], "graphd: kind set: say what to change: --max-out-degree, --allow-self or --events"),
+        (
+            ["kind", "set", "Mute", "--events=no"],
+            "graphd: NAME: must be lower-case ASCII letters, digits, _ or -, and begin with a letter",
+        ),
         (["degrees", "ada"], "graphd: A 'ada': must be an account id, a whole number from 0 to 9223372036854775807"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -133,7 +157,7 @@ def test_misuse_is_told_without_the_words_of_pydantic(capsys: pytest.CaptureFixt
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("group", [[], ["edge"], ["list"], ["dev"], ["config"]], ids=" ".join)
+@pytest.mark.parametrize("group", [[], ["edge"], ["list"], ["dev"], ["kind"], ["config"]], ids=" ".join)
 def test_a_group_without_a_command_shows_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(group) == 2
     said = capsys.readouterr()
@@ -252,9 +276,11 @@ def test_no_cluster_and_no_router_are_one_line_and_exit_1(config: Path) -> None:
     result = graphd("degrees", "7", "--config", str(config))
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith("graphd: no router answers at 127.0.0.1:")
-    result = graphd("init", "--config", str(config))
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert SECRET not in result.output
+    for command in (["init"], ["kind", "list"], ["kind", "add", "mute"], ["kind", "set", "follow", "--events=no"]):
+        result = graphd(*command, "--config", str(config))
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert SECRET not in result.output
+        assert "127.0.0.1" not in result.output
 
 
 def test_a_missing_file_is_exit_2(tmp_path: Path) -> None:
@@ -295,6 +321,17 @@ def test_every_problem_of_a_file(config: Path, tmp_path: Path) -> None:
     assert "router.tls_certificate, router.tls_key: give both or neither" in result.stdout
     assert "router.tls_certificate: cannot read /nowhere.pem" in result.stdout
     assert SECRET not in result.output
+    # The router says the same before it looks for its databases, which are not there.
+    config.write_text(text.replace("[router]", '[router]\ntls_key = "/nowhere.pem"\n'))
+    started = subprocess.run(
+        [sys.executable, "-m", "router", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert started.returncode == 2
+    assert "tls_certificate and tls_key: give both or neither" in started.stderr
 
 
 def test_databases_that_do_not_answer(config: Path) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from graphd.errors import InvalidArgumentError
-from graphd.topology import Kind, Topology, kind_name_rule, spread
+from graphd.limits import MAX_KIND_CHARS, MAX_KINDS, MAX_OUT_DEGREE
+from graphd.topology import Kind, Topology, kind_name_rule, out_degree_rule, spread
+from router.status import status_of
 
 KINDS = {"follow": Kind(1, "follow"), "mute": Kind(2, "mute", allow_self=True)}
 
@@ -24,6 +26,7 @@ def test_reads() -> None:
     assert found.kind("") is KINDS["follow"]
     assert found.kind("mute") is KINDS["mute"]
     assert found.kind_by_number(2) is KINDS["mute"]
+    assert found.kind_by_number(3) is None
     with pytest.raises(InvalidArgumentError, match="follow, mute") as caught:
         found.kind("Follow")
     assert caught.value.field == "kind"
@@ -67,3 +70,25 @@ def test_kind_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "Follow", "1a", "-a", "a b", "a" * 33, "münze", "a\n"])
 def test_kind_names_that_are_none(name: str) -> None:
     assert kind_name_rule(name) is not None
+
+
+def test_the_kinds_that_an_error_tells_fit_into_grpc_s_trailers() -> None:
+    names = ["follow", *(f"{n:04d}".rjust(MAX_KIND_CHARS, "k") for n in range(1, MAX_KINDS))]
+    found = topology(kinds={name: Kind(number, name) for number, name in enumerate(names, 1)})
+    with pytest.raises(InvalidArgumentError) as caught:
+        found.kind("none")
+    assert f"kind: must be one of follow, {names[1]}, " in str(caught.value)
+    assert str(caught.value).endswith(", ... (1000 in all: graphd kind list)")
+    status = status_of(caught.value)
+    # In base64, where they are bytes.
+    assert len(status.message) + sum(len(value) * 4 / 3 for _, value in status.metadata) < 6_000
+
+
+@pytest.mark.parametrize("most", [0, 1, MAX_OUT_DEGREE])
+def test_out_degrees(most: int) -> None:
+    assert out_degree_rule(most) is None
+
+
+@pytest.mark.parametrize("most", [-1, MAX_OUT_DEGREE + 1])
+def test_out_degrees_that_are_none(most: int) -> None:
+    assert out_degree_rule(most) is not None

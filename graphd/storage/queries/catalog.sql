@@ -48,9 +48,14 @@ LOCK TABLE kinds IN SHARE ROW EXCLUSIVE MODE;
 -- name: kind
 SELECT number, name, allow_self, max_out_degree, events FROM kinds WHERE name = %(name)s;
 
+-- name: room_for_kinds
+-- How many kinds there are, and the highest number that one ever had.
+SELECT (SELECT count(*) FROM kinds), last_kind FROM cluster;
+
 -- name: add_kind
+-- Under the number after the highest that a kind ever had; a trigger remembers it.
 INSERT INTO kinds (number, name, allow_self, max_out_degree, events)
-SELECT coalesce(max(number), 0) + 1, %(name)s, %(allow_self)s, %(max_out_degree)s, %(events)s FROM kinds;
+SELECT last_kind + 1, %(name)s, %(allow_self)s, %(max_out_degree)s, %(events)s FROM cluster;
 
 -- name: set_kind
 UPDATE kinds SET allow_self = %(allow_self)s, max_out_degree = %(max_out_degree)s, events = %(events)s WHERE name = %(name)s;
