@@ -48,6 +48,14 @@ class RequestIdReusedError(GraphdError):
         super().__init__("request_id: was used before by this account with other input; choose a new one")
 
 
+class SupersededError(GraphdError):
+    """Another change of the same account began while this one was under way."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__(f"account_id: another call archives, restores or removes the account now; this {change} stops")
+        self.change = change
+
+
 class OverloadedError(GraphdError):
     """Work was shed before it began; nothing was written."""
 

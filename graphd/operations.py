@@ -62,7 +62,8 @@ class Rule:
 
 _A, _P, _R, _B = State.ACTIVE, State.PENDING, State.REMOVED, State.BLOCKED
 _BY_S, _BY_D, _BY_2 = State.ARCHIVED_BY_SOURCE, State.ARCHIVED_BY_DESTINATION, State.ARCHIVED_BY_BOTH
-_ARCHIVED: Final = {_BY_S: "ACCOUNT_ARCHIVED", _BY_D: "ACCOUNT_ARCHIVED", _BY_2: "ACCOUNT_ARCHIVED"}
+ACCOUNT_ARCHIVED: Final = "ACCOUNT_ARCHIVED"
+_ARCHIVED: Final = {_BY_S: ACCOUNT_ARCHIVED, _BY_D: ACCOUNT_ARCHIVED, _BY_2: ACCOUNT_ARCHIVED}
 
 TABLE: Final[dict[Operation, Rule]] = {
     Operation.FOLLOW: Rule(after={None: _A, _A: _A, _P: _A, _R: _A}, given=_A, refusals=_ARCHIVED | {_B: "BLOCKED"}),
@@ -96,31 +97,74 @@ TABLE: Final[dict[Operation, Rule]] = {
 GIVEN: Final = 64
 """Added to an operation's number where it is handed to SQL as a given write."""
 
+SUSPENDED: Final = 16
+"""Added to an operation's number by the write statement where the source is suspended (archived or removed)."""
+
 FIRST_KEEPING_SINCE: Final = int(Operation.ARCHIVE_BY_SOURCE)
 """Operations from this number on keep since; the write statement tells them by it."""
 
+ENTERING: Final = frozenset({Operation.FOLLOW, Operation.REQUEST, Operation.ACCEPT})
+"""What is refused while either account is suspended."""
+
+_ROWS: Final = [
+    (operation, suspended)
+    for suspended in (False, True)
+    for operation in [*Operation, *[None] * (SUSPENDED - len(Operation))]
+][: SUSPENDED + len(Operation)]
+"""The rows of what SQL is handed, from 1 on: each operation, nothing up to SUSPENDED, each operation of a suspended source."""
+
+
+def state_after(operation: Operation, stored: State | None, *, suspended: bool = False) -> State | None:
+    """The table with the source's suspension taken into account (`suspended`); None is REFUSED.
+
+    A suspended source gets no edge that is ACTIVE or PENDING anew, and only the suspension's own walk archives its edges or restores
+    them: what is left of an older walk does nothing. A RESTORE by destination leaves to a suspended source its own mark, whether the walk
+    has set it yet or not, and takes off one that a source which is not suspended should not have any more.
+    """
+    after = TABLE[operation].after.get(stored)
+    if operation in ENTERING or operation is Operation.RESTORE_BY_SOURCE:
+        return None if suspended else after
+    if operation is Operation.ARCHIVE_BY_SOURCE:
+        return after if suspended else None
+    if operation is Operation.RESTORE_BY_DESTINATION:
+        if suspended and after is State.ACTIVE:
+            return State.ARCHIVED_BY_SOURCE
+        if not suspended and stored is State.ARCHIVED_BY_BOTH:
+            return State.ACTIVE
+    return after
+
+
+def given_state(operation: Operation, *, suspended: bool = False) -> State | None:
+    """The state of a given write; None for internal operations."""
+    given = TABLE[operation].given
+    return State.ARCHIVED_BY_SOURCE if suspended and given is State.ACTIVE else given
+
 
 def transition_matrix() -> list[list[int]]:
-    """The table for SQL: `matrix[operation][1 + state]`, both counted from 1, with state 0 for absent; 0 is REFUSED."""
+    """`state_after` for SQL: `matrix[operation][1 + state]`, both counted from 1, with state 0 for absent; 0 is REFUSED. SUSPENDED is added
+    to the operation where the source is suspended."""
     columns: list[State | None] = [None, *State]
-    return [[int(TABLE[operation].after.get(state, 0)) for state in columns] for operation in Operation]
+    return [
+        [int((operation and state_after(operation, state, suspended=suspended)) or 0) for state in columns]
+        for operation, suspended in _ROWS
+    ]
 
 
 def given_states() -> list[int]:
-    """The state of a given write for each operation from 1 on; 0 for internal operations."""
-    return [int(TABLE[operation].given or 0) for operation in Operation]
+    """The state of a given write, for the same rows; 0 for internal operations."""
+    return [int((operation and given_state(operation, suspended=suspended)) or 0) for operation, suspended in _ROWS]
 
 
 def counter_operations() -> list[int]:
-    """What each operation from 1 on owes to the edge the other way; 0 for nothing."""
-    return [int(TABLE[operation].counter or 0) for operation in Operation]
+    """What each operation owes to the edge the other way, for the same rows; 0 for nothing."""
+    return [int((operation and TABLE[operation].counter) or 0) for operation, _ in _ROWS]
 
 
-def refusal_reason(operation: Operation, stored: State | None) -> str | None:
+def refusal_reason(operation: Operation, stored: State | None, *, suspended: bool = False) -> str | None:
     """Why a live operation on this stored state is refused; None if it is not."""
     rule = TABLE[operation]
     if stored in rule.after:
-        return None
+        return None if state_after(operation, stored, suspended=suspended) is not None else ACCOUNT_ARCHIVED
     if stored is not None and rule.refusals is not None and stored in rule.refusals:
         return rule.refusals[stored]
     return rule.refusal
@@ -140,14 +184,13 @@ class Decision:
     reason: str = ""
 
 
-def decide(operation: Operation, stored: Version | None, stamp: int) -> Decision:
+def decide(operation: Operation, stored: Version | None, stamp: int, *, suspended: bool = False) -> Decision:
     """A live operation: position `max(stamp, stored + 1)`; since stays where the state stays and across archive and restore."""
     state = State(stored.state) if stored is not None else None
-    reason = refusal_reason(operation, state)
-    if reason is not None:
-        return Decision(stored, Outcome.REFUSED, reason)
+    after = state_after(operation, state, suspended=suspended)
+    if after is None:
+        return Decision(stored, Outcome.REFUSED, refusal_reason(operation, state, suspended=suspended) or "")
     rule = TABLE[operation]
-    after = rule.after[state]
     if stored is None:
         outcome = Outcome.UNCHANGED if after is State.REMOVED else Outcome.APPLIED
         return Decision(Version(stamp, after, stamp), outcome)
@@ -156,9 +199,9 @@ def decide(operation: Operation, stored: Version | None, stamp: int) -> Decision
     return Decision(Version(position, after, since), outcome_of(stored, Version(position, after, since)))
 
 
-def decide_given(operation: Operation, stored: Version | None, position: int) -> Decision:
+def decide_given(operation: Operation, stored: Version | None, position: int, *, suspended: bool = False) -> Decision:
     """A given operation: merge with (position, its state, position); never refused."""
-    state = TABLE[operation].given
+    state = given_state(operation, suspended=suspended)
     assert state is not None, "internal operations are never given"
     version = Version(position, state, position)
     if stored is not None and (position, state) == (stored.position, stored.state):

@@ -23,7 +23,7 @@ from graphd.limits import MAX_ID, RELAY_BACKOFF_MAX_S, RELAY_BATCH, RELAY_LEASE_
 from graphd.operations import Operation, Outcome, counter_operations
 from graphd.placement import slot_of
 from graphd.storage.cluster import Cluster
-from graphd.storage.items import Answer, EdgeKeys, ReverseItem, WriteItem, debt_receipt
+from graphd.storage.items import Answer, EdgeKeys, Receipt, ReverseItem, WriteItem, debt_receipt
 from graphd.storage.outbox import Outbox, Owed
 from graphd.storage.shard import Shard
 from graphd.tasks import ends_here
@@ -34,7 +34,8 @@ DELIVERY_TIMEOUT_S: Final = RELAY_LEASE_S / 2
 """Given up well before the lease ends, so that no two relays carry the same row."""
 
 
-_COUNTERS: Final = frozenset([0, *counter_operations()])
+_MARKS: Final = frozenset({Operation.ARCHIVE_BY_DESTINATION, Operation.RESTORE_BY_DESTINATION})
+_OWED: Final = frozenset([0, *counter_operations(), *_MARKS])
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ def problem_of(row: Owed, slots: int, kinds: frozenset[int]) -> str | None:
         return "there is no such kind"
     if slot_of(row.source_id, slots) != row.slot:
         return "the slot is not that of the source"
-    if row.operation not in _COUNTERS:
+    if row.operation not in _OWED:
         return "no edge owes this operation"
     return None
 
@@ -135,6 +136,8 @@ class Relay:
         for row, (owned, version) in zip(rows, found, strict=True):
             if not owned:
                 later.append(row)
+            elif row.operation in _MARKS:
+                sent.append((row, asyncio.ensure_future(self._mark(row, slots))))
             elif version is None:
                 bad.append((row, "there is no forward half"))
             elif not row.operation:
@@ -183,33 +186,11 @@ class Relay:
 
     async def _counter(self, row: Owed, slots: int) -> bool | GraphdError:
         """Carry out what an edge owes to the edge the other way; True when it is done, by whomever."""
-        answer: asyncio.Future[Answer | GraphdError] = asyncio.get_running_loop().create_future()
-
-        def settle(_: WriteItem, result: Answer | GraphdError) -> None:
-            if not answer.done():
-                answer.set_result(result)
-
         slot = slot_of(row.destination_id, slots)
         shard = self._cluster.shard_of(slot)
         receipt = debt_receipt(row.destination_id, row.id)
-        item = WriteItem(
-            row.destination_id,
-            row.source_id,
-            row.kind,
-            slot,
-            row.slot,
-            Operation(row.operation),
-            False,
-            now_us(),
-            receipt,
-            settle,
-            watched=self._is_watched(row.kind),
-        )
         try:
-            shard.write(item)
-            result = await answer
-            if isinstance(result, GraphdError):
-                return result
+            result = await self._operate(row, slot, receipt)
             if result.owned and result.version is None and result.remembered is None:
                 # Refused, as a follow is that is itself blocked. Whether this receipt or a twin's is kept, it is settled.
                 keys = EdgeKeys([row.destination_id], [row.kind], [slot], [row.source_id])
@@ -221,9 +202,42 @@ class Relay:
             return error
         return result.owned
 
-    def _is_watched(self, number: int) -> bool:
-        kind = self._cluster.topology.kind_by_number(number)
-        return kind is None or kind.events
+    async def _mark(self, row: Owed, slots: int) -> bool | GraphdError:
+        """Carry out the ARCHIVE or RESTORE that a reverse half owes, because its owner is suspended, or is not any more. True when it is
+        done, or refused. It needs no receipt: done once more or too late it is put right by the reverse half it leads to."""
+        try:
+            return (await self._operate(row, slot_of(row.destination_id, slots), None)).owned
+        except GraphdError as error:
+            return error
+
+    async def _operate(self, row: Owed, slot: int, receipt: Receipt | None) -> Answer:
+        """An operation on the edge the other way from where the row lies, at its forward half."""
+        answer: asyncio.Future[Answer | GraphdError] = asyncio.get_running_loop().create_future()
+
+        def settle(_: WriteItem, result: Answer | GraphdError) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        kind = self._cluster.topology.kind_by_number(row.kind)
+        item = WriteItem(
+            row.destination_id,
+            row.source_id,
+            row.kind,
+            slot,
+            row.slot,
+            Operation(row.operation),
+            False,
+            now_us(),
+            receipt,
+            settle,
+            most=kind.max_out_degree if kind is not None else 0,
+            watched=kind is None or kind.events,
+        )
+        self._cluster.shard_of(slot).write(item)
+        result = await answer
+        if isinstance(result, GraphdError):
+            raise result
+        return result
 
     async def _park(self, bad: Sequence[tuple[Owed, str]]) -> None:
         await self._outbox.park([row for row, _ in bad], [problem for _, problem in bad])

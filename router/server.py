@@ -24,10 +24,12 @@ from graphd.v1 import admin_pb2, graph_pb2
 from router.admin import AdminService
 from router.admission import Admission
 from router.codec import Checker
+from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.reads import Reader
 from router.service import GraphService, Wrapper
 from router.setreads import SetReader
+from router.suspensions import KnownSuspensions
 from router.watch import Watcher
 from router.writes import Writer
 
@@ -61,6 +63,8 @@ class Router:
         self._cluster: Cluster | None = None
         self._writer: Writer | None = None
         self._watcher: Watcher | None = None
+        self._lifecycle: Lifecycle | None = None
+        self._suspensions: KnownSuspensions | None = None
         self._servers: list[aio.Server] = []
         self._observer: Observer | None = None
         self._ready = False
@@ -99,7 +103,9 @@ class Router:
         )
         self._metrics.cluster = self._cluster
         await self._watch_health(self._cluster)
-        self._writer = Writer(self._cluster, HybridClock(), self._admission, settings.reverse_wait_s)
+        self._suspensions = KnownSuspensions(self._cluster)
+        self._suspensions.start()
+        self._writer = Writer(self._cluster, HybridClock(), self._admission, settings.reverse_wait_s, self._suspensions)
         await self._serve(self._cluster, self._writer, credentials)
         self._ready = True
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -116,12 +122,14 @@ class Router:
         sets = SetReader(cluster, reader)
         wrapper = Wrapper(self._admission, self._metrics, settings.default_deadline_s)
         self._watcher = Watcher(cluster)
+        self._lifecycle = Lifecycle(cluster, writer, reader)
         graph = GraphService(
             cluster,
             writer,
             reader,
             sets,
             self._watcher,
+            self._lifecycle,
             Checker(settings.given_positions),
             self._admission,
             self._metrics,
@@ -165,7 +173,11 @@ class Router:
         await self._health.enter_graceful_shutdown()
         if self._watcher is not None:
             await self._watcher.close()
+        if self._lifecycle is not None:
+            self._lifecycle.close()
         await asyncio.gather(*(server.stop(self._config.router.drain_s) for server in self._servers))
+        if self._suspensions is not None:
+            await self._suspensions.close()
         if self._writer is not None:
             await self._writer.close()
         if self._cluster is not None:

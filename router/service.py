@@ -30,7 +30,7 @@ from graphd.operations import Operation, Outcome
 from graphd.storage.cluster import Cluster
 from graphd.topology import Kind, UnknownKindError
 from graphd.v1 import graph_pb2 as pb
-from router import codec, streams, wire
+from router import codec, lifecycle, streams, wire
 from router.admission import Admission
 from router.expressions import Expression, SetOperation
 from router.metrics import RouterMetrics
@@ -198,11 +198,12 @@ class GraphService:
         reader: Reader,
         sets: SetReader,
         watcher: Watcher,
+        lives: lifecycle.Lifecycle,
         checker: codec.Checker,
         admission: Admission,
         metrics: RouterMetrics,
     ) -> None:
-        self._watcher = watcher
+        self._watcher, self._lifecycle = watcher, lives
         self._two_hop = TwoHop(cluster, reader, sets)
         self._cluster, self._writer, self._reader, self._sets = cluster, writer, reader, sets
         self._checker, self._admission, self._metrics = checker, admission, metrics
@@ -236,6 +237,9 @@ class GraphService:
             "StreamFollowers": self.stream_followers,
             "StreamFollowing": self.stream_following,
             "WatchEdges": self.watch_edges,
+            "ArchiveAccount": self.archive_account,
+            "RestoreAccount": self.restore_account,
+            "RemoveAccount": self.remove_account,
         }
         service = pb.DESCRIPTOR.services_by_name["GraphService"]
         return handler_of(service, {name: self._knowing(call) for name, call in offered.items()}, wrapper, streamed)
@@ -447,6 +451,49 @@ class GraphService:
         return pb.BatchGetDegreesResponse(
             results=[codec.degrees_message(account, degrees) for account, degrees in zip(accounts, found, strict=True)]
         )
+
+    # -- accounts ------------------------------------------------------------------------------------------------------
+
+    async def archive_account(
+        self, request: pb.ArchiveAccountRequest, deadline: float, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.ArchiveAccountResponse, None]:
+        """Suspend an account; its ACTIVE edges are archived."""
+        async with aclosing(self._change(lifecycle.ARCHIVE, request, deadline)) as walk:
+            async for done, total in walk:
+                yield pb.ArchiveAccountResponse(done=done, total=total)
+
+    async def restore_account(
+        self, request: pb.RestoreAccountRequest, deadline: float, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.RestoreAccountResponse, None]:
+        """End a suspension; the edges that it archived come back at their old places."""
+        async with aclosing(self._change(lifecycle.RESTORE, request, deadline)) as walk:
+            async for done, total in walk:
+                yield pb.RestoreAccountResponse(done=done, total=total)
+
+    async def remove_account(
+        self, request: pb.RemoveAccountRequest, deadline: float, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.RemoveAccountResponse, None]:
+        """Suspend an account and remove its edges, all but the BLOCKED ones."""
+        async with aclosing(self._change(lifecycle.REMOVE, request, deadline)) as walk:
+            async for done, total in walk:
+                yield pb.RemoveAccountResponse(done=done, total=total)
+
+    async def _change(
+        self,
+        change: lifecycle.Change,
+        request: pb.ArchiveAccountRequest | pb.RestoreAccountRequest | pb.RemoveAccountRequest,
+        deadline: float,
+    ) -> AsyncGenerator[lifecycle.Progress, None]:
+        account_id = codec.account_id(request)
+        if request.kind:
+            kinds = [await self._kind(request.kind, deadline)]
+        else:
+            kinds = sorted(self._cluster.topology.kinds.values(), key=lambda kind: kind.number)
+        async with aclosing(self._lifecycle.change(change, account_id, kinds, deadline)) as walk:
+            async for progress in walk:
+                yield progress
+
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     async def watch_edges(
         self, request: pb.WatchEdgesRequest, deadline: float, context: aio.ServicerContext[Any, Any]

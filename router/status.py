@@ -26,6 +26,7 @@ CODES: Final[dict[type[errors.GraphdError], grpc.StatusCode]] = {
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.RefusedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RequestIdReusedError: grpc.StatusCode.ABORTED,
+    errors.SupersededError: grpc.StatusCode.ABORTED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ShardUnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.CatalogUnavailableError: grpc.StatusCode.UNAVAILABLE,
@@ -80,6 +81,8 @@ def _details(error: errors.GraphdError) -> list[Message]:
             return [_info(reason)]
         case errors.RequestIdReusedError():
             return [_info("REQUEST_ID_REUSED")]
+        case errors.SupersededError(change=change):
+            return [_info("SUPERSEDED", change=change)]
         case errors.OverloadedError(retry_after_s=retry_after_s):
             delay = duration_pb2.Duration()
             delay.FromTimedelta(timedelta(seconds=retry_after_s))

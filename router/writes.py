@@ -31,6 +31,8 @@ from graphd.errors import (
 )
 from graphd.limits import AHEAD_RULE
 from graphd.operations import (
+    ACCOUNT_ARCHIVED,
+    ENTERING,
     TABLE,
     Operation,
     Outcome,
@@ -40,20 +42,22 @@ from graphd.operations import (
 )
 from graphd.placement import all_slots
 from graphd.storage.cluster import Cluster
-from graphd.storage.items import Answer, Counter, CountersRead, EdgeKeys, ReverseItem, WriteItem
+from graphd.storage.items import Answer, Counter, CountersRead, EdgeKeys, ReverseItem, SuspensionRead, WriteItem
 from graphd.storage.shard import Shard
 from router.admission import RETRY_AFTER_S, Admission
+from router.suspensions import KnownSuspensions
 from router.values import Result, Write, WriteOutcome
 
 log = structlog.get_logger()
 
 PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 0.2
+"""Pauses between two tries of an item whose slot is being handed over."""
+
 MAX_PAYMENT_S: Final = 10.0
 """How long an Unblock's payment of what its Block owes may take."""
 
 LIMIT_REACHED: Final = "LIMIT_REACHED"
-"""Pauses between two tries of an item whose slot is being handed over."""
 
 
 class _Group:
@@ -106,6 +110,7 @@ class _Run:
     """One write on its way."""
 
     __slots__ = (
+        "confirmed",
         "entered",
         "finished",
         "group",
@@ -133,6 +138,7 @@ class _Run:
         self.entered: str | None = None
         self.finished = False
         self.paid = False
+        self.confirmed = False
         self.owing = 0
         self.pauses = 0
 
@@ -161,6 +167,14 @@ class _Run:
         )
         if write.operation is Operation.UNBLOCK and write.position is None and not self.paid:
             self.writer.spawn(self, self._pay_first(self.item))
+            return
+        if (
+            write.operation in ENTERING
+            and write.position is None
+            and not self.confirmed
+            and (write.destination_id, write.kind.number) in self.writer.suspensions
+        ):
+            self.writer.spawn(self, self._refuse_suspended(self.item))
             return
         try:
             self.shard.write(self.item)
@@ -194,7 +208,7 @@ class _Run:
             # The router's clock let it pass, the shard's does not.
             self.finish(OutOfRangeError("position", AHEAD_RULE))
         elif answer.version is None:
-            self.writer.spawn(self, self._explain(item, crowded=answer.crowded))
+            self.writer.spawn(self, self._explain(item, answer))
         else:
             self.writer.clock.observe(answer.version.position)
             self.outcome = WriteOutcome(answer.version, outcome_of(answer.before, answer.version))
@@ -222,7 +236,7 @@ class _Run:
             self.finish(RequestIdReusedError())
             return
         reason = ""
-        if remembered.outcome is Outcome.REFUSED:
+        if remembered.outcome is Outcome.REFUSED and not (reason := remembered.reason):
             state = State(remembered.version.state) if remembered.version is not None else None
             # What the state itself does not refuse was one edge too many.
             reason = refusal_reason(self.write.operation, state) or LIMIT_REACHED
@@ -410,7 +424,32 @@ class _Run:
         if await self._pause():
             self.begin()
 
-    async def _explain(self, item: WriteItem, *, crowded: bool) -> None:
+    async def _refuse_suspended(self, item: WriteItem) -> None:
+        """The destination is suspended, as far as is known here: make sure, and refuse for it if the edge itself gives no reason. What was
+        done under this request id before is answered as it was."""
+        home, peer = self.writer.cluster.shard_of(item.slot), self.writer.cluster.shard_of(item.peer_slot)
+        write, self.confirmed = self.write, True
+        try:
+            owned, suspended = await peer.suspended(SuspensionRead(item.destination_id, item.kind, item.peer_slot))
+            if owned and not suspended:
+                self.writer.suspensions.learn(item.destination_id, item.kind, suspended=False)
+            if owned and suspended:
+                keys = EdgeKeys([item.source_id], [item.kind], [item.slot], [item.destination_id])
+                [(owned, stored)] = await home.edges(keys)
+                state = State(stored.state) if stored is not None else None
+                reason = refusal_reason(write.operation, state) or ACCOUNT_ARCHIVED
+                if owned and (
+                    item.receipt is None
+                    or await home.remember(item.slot, item.receipt, Outcome.REFUSED, stored, reason)
+                ):
+                    self.finish(WriteOutcome(stored, Outcome.REFUSED, reason))
+                    return
+        except GraphdError as error:
+            self.finish(error)
+            return
+        self.begin()
+
+    async def _explain(self, item: WriteItem, answer: Answer) -> None:
         """The operation changed nothing: read the row, and say why or run again."""
         shard = self.writer.cluster.shard_of(item.slot)
         try:
@@ -419,11 +458,11 @@ class _Run:
             if not owned:
                 await self._again()
                 return
-            outcome = self._reason(item, stored)
-            if crowded and outcome is None:
+            outcome = self._reason(item, stored, suspended=answer.suspended)
+            if answer.crowded and outcome is None:
                 outcome = WriteOutcome(stored, Outcome.REFUSED, LIMIT_REACHED)
             if outcome is not None and item.receipt is not None:
-                kept = await shard.remember(item.slot, item.receipt, outcome.outcome, stored)
+                kept = await shard.remember(item.slot, item.receipt, outcome.outcome, stored, outcome.reason)
                 outcome = outcome if kept else None
         except GraphdError as error:
             self.finish(error)
@@ -433,14 +472,15 @@ class _Run:
         elif not self.finished:
             self.begin()
 
-    def _reason(self, item: WriteItem, stored: Version | None) -> WriteOutcome | None:
+    def _reason(self, item: WriteItem, stored: Version | None, *, suspended: bool) -> WriteOutcome | None:
         """REFUSED, STALE or UNCHANGED as the row explains it; None when it no longer does."""
         if item.given:
-            decision = decide_given(item.operation, stored, item.stamp)
+            decision = decide_given(item.operation, stored, item.stamp, suspended=suspended)
             if decision.outcome in (Outcome.STALE, Outcome.UNCHANGED) and decision.version == stored:
                 return WriteOutcome(stored, decision.outcome)
             return None
-        reason = refusal_reason(item.operation, State(stored.state) if stored is not None else None)
+        state = State(stored.state) if stored is not None else None
+        reason = refusal_reason(item.operation, state, suspended=suspended)
         return WriteOutcome(stored, Outcome.REFUSED, reason) if reason is not None else None
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -474,9 +514,17 @@ class _Run:
 class Writer:
     """Carries out writes. `reverse_wait_s`: how long a decided write waits for its reverse half."""
 
-    def __init__(self, cluster: Cluster, clock: HybridClock, admission: Admission, reverse_wait_s: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: HybridClock,
+        admission: Admission,
+        reverse_wait_s: float,
+        suspensions: KnownSuspensions | None = None,
+    ) -> None:
         self.cluster, self.clock, self.reverse_wait_s = cluster, clock, reverse_wait_s
         self.admission = admission
+        self.suspensions = suspensions if suspensions is not None else KnownSuspensions(cluster)
         self._tasks: set[asyncio.Task[None]] = set()
         self._to_pay: list[tuple[_Run, Counter]] = []
 

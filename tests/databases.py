@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from graphd.devcluster.postgres import PostgresServer
 from graphd.storage.catalog import CatalogView
 from graphd.storage.migrate import init
 
-PER_SLOT_TABLES = ("forward", "reverse", "degrees", "outbox", "receipts")
+PER_SLOT_TABLES = ("forward", "reverse", "degrees", "outbox", "receipts", "archived_accounts")
 
 _numbers = itertools.count(1)
 
@@ -161,6 +161,16 @@ def problems(databases: Databases) -> list[str]:
         if owed:
             found.append(f"{shard}: {owed} rows in the outbox")
     return found
+
+
+def suspend(databases: Databases, account_ids: Iterable[int], kind: int) -> None:
+    """Suspend accounts in a kind, by plain SQL."""
+    databases.do(
+        "INSERT INTO archived_accounts (account_id, generation, slot, kind, standing)"
+        " SELECT a.id, 1, s.slot, %(kind)s, 1 FROM unnest(%(ids)s::bigint[]) AS a (id)"
+        " JOIN slots AS s ON s.owned AND s.slot = hashint8extended(a.id, 0) & (%(slots)s - 1)",
+        {"ids": list(account_ids), "kind": kind, "slots": databases.slots},
+    )
 
 
 def audit(databases: Databases) -> None:

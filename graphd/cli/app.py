@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graphd.cli import demo, dev, export, graph, import_, kind, operate, watch
+from graphd.cli import account, demo, dev, export, graph, import_, kind, operate, watch
 
 app = typer.Typer(
     name="graphd",
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(dev.app, name="dev")
+account.add_to(app)
 demo.add_to(app)
 export.add_to(app)
 graph.add_to(app)

@@ -13,7 +13,7 @@ from graphd.client.batch import to_repeat
 from graphd.client.calls import Method
 from graphd.client.listing import Listing
 from graphd.client.sets import SetCalls
-from graphd.client.streaming import chunks, watch
+from graphd.client.streaming import chunks, progress, watch
 from graphd.client.values import (
     Change,
     Chunk,
@@ -23,6 +23,7 @@ from graphd.client.values import (
     ListOptions,
     Neighbor,
     Page,
+    Progress,
     Write,
     WriteOptions,
     WriteResult,
@@ -194,6 +195,23 @@ class Client(SetCalls):
         for each source, at least once. Raises OutOfRangeError for a token older than what is kept."""
         request = pb.WatchEdgesRequest(kinds=kinds, slots=slots, resume_token=resume_token)
         return watch(self._opener(self._stub.WatchEdges), request, self.target, lambda: self._patience(None))
+
+    def archive_account(self, account_id: int, *, kind: str = "") -> AsyncGenerator[Progress, None]:
+        """Suspend an account, in one kind or in all: its ACTIVE edges are archived, and new follows from or to it are refused while that
+        lasts. It is done when the iteration ends, not before; it goes on by itself after a passing failure. Raises SupersededError when
+        another change of the account began."""
+        request = pb.ArchiveAccountRequest(account_id=codec.account("account_id", account_id), kind=kind)
+        return progress(self._opener(self._stub.ArchiveAccount), request, self.target, lambda: self._patience(None))
+
+    def restore_account(self, account_id: int, *, kind: str = "") -> AsyncGenerator[Progress, None]:
+        """End a suspension: the edges it archived come back at their old places. As `archive_account`."""
+        request = pb.RestoreAccountRequest(account_id=codec.account("account_id", account_id), kind=kind)
+        return progress(self._opener(self._stub.RestoreAccount), request, self.target, lambda: self._patience(None))
+
+    def remove_account(self, account_id: int, *, kind: str = "") -> AsyncGenerator[Progress, None]:
+        """Suspend an account and remove its edges, all but the BLOCKED ones. As `archive_account`."""
+        request = pb.RemoveAccountRequest(account_id=codec.account("account_id", account_id), kind=kind)
+        return progress(self._opener(self._stub.RemoveAccount), request, self.target, lambda: self._patience(None))
 
     async def _write(
         self,

@@ -98,6 +98,8 @@ def _error_of(status: grpc.aio.AioRpcError, details: _Details, call: Call) -> er
             return errors.NotFoundError(text)
         case grpc.StatusCode.FAILED_PRECONDITION, reason if reason:
             return errors.RefusedError(reason, text)
+        case grpc.StatusCode.ABORTED, "SUPERSEDED":
+            return errors.SupersededError(metadata.get("change", call.rpc))
         case grpc.StatusCode.ABORTED, _:
             return errors.RequestIdReusedError()
         case grpc.StatusCode.RESOURCE_EXHAUSTED, _ if details.retry_after_s is not None:

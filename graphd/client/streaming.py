@@ -11,7 +11,7 @@ import structlog
 from graphd.client import codec
 from graphd.client.calls import Patience
 from graphd.client.failures import Call, failure_of
-from graphd.client.values import Change, Chunk
+from graphd.client.values import Change, Chunk, Progress
 from graphd.limits import RESUME_METADATA
 from graphd.v1 import graph_pb2 as pb
 
@@ -79,3 +79,27 @@ def chunks(
 
     rpc = request.DESCRIPTOR.name.removesuffix("Request")
     return _resumed(Call(rpc, target, writes=False), begin, request, lambda _: None, advance, patience)
+
+
+def progress(
+    begin: Begin,
+    request: pb.ArchiveAccountRequest | pb.RestoreAccountRequest | pb.RemoveAccountRequest,
+    target: str,
+    patience: Callable[[], Patience],
+) -> AsyncGenerator[Progress, None]:
+    """Progress to the end. Begun again the call goes on where it broke, and counts what is left from nothing."""
+    before = last = 0
+
+    def began(_: dict[str, Any]) -> None:
+        nonlocal before
+        before = last
+
+    def advance(
+        answer: pb.ArchiveAccountResponse | pb.RestoreAccountResponse | pb.RemoveAccountResponse,
+    ) -> Progress:
+        nonlocal last
+        last = before + answer.done
+        return Progress(last, before + answer.total)
+
+    rpc = request.DESCRIPTOR.name.removesuffix("Request")
+    return _resumed(Call(rpc, target, writes=True), begin, request, began, advance, patience)

@@ -56,6 +56,13 @@ class Chunk(NamedTuple):
     page_token: str
 
 
+class Progress(NamedTuple):
+    """How many edges an account's archiving, restoring or removing has changed, and how many there were to change."""
+
+    done: int
+    total: int
+
+
 class EdgeKey(NamedTuple):
     """Names an edge."""
 

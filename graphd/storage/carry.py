@@ -24,6 +24,7 @@ from graphd.limits import (
 from graphd.operations import (
     FIRST_KEEPING_SINCE,
     GIVEN,
+    SUSPENDED,
     Operation,
     Outcome,
     counter_operations,
@@ -44,6 +45,7 @@ from graphd.storage.items import (
     PageRows,
     Remembered,
     ReverseItem,
+    SuspensionRead,
     WriteItem,
 )
 from graphd.storage.session import Prepared, Session, prepared
@@ -52,10 +54,11 @@ Asked = tuple[Prepared, dict[str, Any]]
 """A statement and its parameters."""
 
 WriteLaneItem = WriteItem | ReverseItem | Nudge
-ReadItem = EdgesRead | DegreesRead | PageRead | CountersRead
+ReadItem = EdgesRead | DegreesRead | PageRead | CountersRead | SuspensionRead
 
 _RULES: Final[dict[str, Any]] = {
     "given": GIVEN,
+    "suspended": SUSPENDED,
     "given_states": Int2s(given_states()),
     "transitions": str(transition_matrix()).replace("[", "{").replace("]", "}"),
     "keeps_since": FIRST_KEEPING_SINCE,
@@ -178,15 +181,15 @@ def _settle_writes(rows: Sequence[TupleRow], writes: Sequence[WriteItem], versio
 def _answer(row: TupleRow) -> Answer:
     (
         _, owned, position, state, since, old_position, old_state, old_since, outbox_id, counter_id,
-        fingerprint, outcome, r_position, r_state, r_since, ahead, crowded,
+        fingerprint, outcome, r_position, r_state, r_since, ahead, crowded, suspended, reason,
     ) = row  # fmt: skip
     if not owned:
         return Answer(False)
     if fingerprint is not None:
         version = Version(r_position, r_state, r_since) if r_position is not None else None
-        return Answer(True, remembered=Remembered(fingerprint, Outcome(outcome), version))
+        return Answer(True, remembered=Remembered(fingerprint, Outcome(outcome), version, reason or ""))
     if position is None:
-        return Answer(True, ahead=ahead, crowded=crowded)
+        return Answer(True, ahead=ahead, crowded=crowded, suspended=suspended)
     before = Version(old_position, old_state, old_since) if old_position else None
     return Answer(True, Version(position, state, since), before, outbox_id, counter_id=counter_id)
 
@@ -269,6 +272,20 @@ def _settle_counters(rows: Sequence[TupleRow], reads: Sequence[CountersRead]) ->
         read.settle(answer)
 
 
+def _ask_suspensions(reads: Sequence[SuspensionRead]) -> Asked:
+    return prepared("read", "suspensions"), {
+        "item": Int4s(range(len(reads))),
+        "owner_id": Int8s([read.account_id for read in reads]),
+        "kind": Int2s([read.kind for read in reads]),
+        "slot": Int2s([read.slot for read in reads]),
+    }
+
+
+def _settle_suspensions(rows: Sequence[TupleRow], reads: Sequence[SuspensionRead]) -> None:
+    for item, owned, suspended in rows:
+        reads[item].settle((owned, suspended))
+
+
 def _ask_pages(table: str, ascending: bool, reads: Sequence[PageRead]) -> Asked:
     return prepared("read", "oldest_first" if ascending else "newest_first", table), {
         "item": Int4s(range(len(reads))),
@@ -302,6 +319,7 @@ async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
     edges = [read for read in batch if isinstance(read, EdgesRead)]
     degrees = [read for read in batch if isinstance(read, DegreesRead)]
     counters = [read for read in batch if isinstance(read, CountersRead)]
+    suspensions = [read for read in batch if isinstance(read, SuspensionRead)]
     pages: dict[tuple[str, bool], list[PageRead]] = {}
     for read in batch:
         if isinstance(read, PageRead):
@@ -313,6 +331,8 @@ async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
         calls.append(_ask_degrees(degrees))
     if counters:
         calls.append(_ask_counters(counters))
+    if suspensions:
+        calls.append(_ask_suspensions(suspensions))
     calls += [_ask_pages(table, ascending, reads) for (table, ascending), reads in pages.items()]
     if not calls:
         return
@@ -323,5 +343,7 @@ async def carry_reads(session: Session, batch: Sequence[ReadItem]) -> None:
         _settle_degrees(next(answers), degrees)
     if counters:
         _settle_counters(next(answers), counters)
+    if suspensions:
+        _settle_suspensions(next(answers), suspensions)
     for reads in pages.values():
         _settle_pages(next(answers), reads)

@@ -52,6 +52,7 @@ class Remembered(NamedTuple):
     fingerprint: int
     outcome: Outcome
     version: Version | None
+    reason: str = ""
 
 
 class Answer(NamedTuple):
@@ -61,6 +62,7 @@ class Answer(NamedTuple):
     stored now, having replaced `before`; `outbox_id` is set when the reverse half is owed to another shard, `counter_id` when an
     operation is owed to the edge the other way. `version` None: the operation changed nothing (refused or stale), and must be read again to
     say why; or a given position was `ahead` of the shard's clock; or the edge would have been one too many for its kind (`crowded`).
+    `suspended`: the source is, which may be why.
     """
 
     owned: bool
@@ -71,6 +73,7 @@ class Answer(NamedTuple):
     ahead: bool = False
     counter_id: UUID | None = None
     crowded: bool = False
+    suspended: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -234,6 +237,21 @@ class CountersRead(Read[tuple[bool, list[Counter]]]):
     def __init__(self, source_id: int, kind: int, slot: int, destination_id: int) -> None:
         super().__init__()
         self.source_id, self.kind, self.slot, self.destination_id = source_id, kind, slot, destination_id
+
+    @property
+    def weight(self) -> int:
+        """One look-up."""
+        return 1
+
+
+class SuspensionRead(Read[tuple[bool, bool]]):
+    """Asks whether an account is suspended in a kind. Answers whether the slot is owned, and whether it is."""
+
+    __slots__ = ("account_id", "kind", "slot")
+
+    def __init__(self, account_id: int, kind: int, slot: int) -> None:
+        super().__init__()
+        self.account_id, self.kind, self.slot = account_id, kind, slot
 
     @property
     def weight(self) -> int:

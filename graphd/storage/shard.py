@@ -52,6 +52,7 @@ from graphd.storage.items import (
     PageRows,
     Receipt,
     ReverseItem,
+    SuspensionRead,
     WriteItem,
 )
 from graphd.storage.lanes import Lane
@@ -302,7 +303,9 @@ class Shard:
     def _nudge(self) -> None:
         self.writes.submit(Nudge(), forced=True)
 
-    async def remember(self, slot: int, receipt: Receipt, outcome: Outcome, version: Version | None) -> bool:
+    async def remember(
+        self, slot: int, receipt: Receipt, outcome: Outcome, version: Version | None, reason: str = ""
+    ) -> bool:
         """Keep the receipt of a write that wrote nothing; False when a twin was there first, or the slot is not here any more."""
         position, state, since = version if version is not None else (None, None, None)
         async with self.session() as connection, connection.transaction():
@@ -319,6 +322,7 @@ class Shard:
                     "position": position,
                     "state": state,
                     "since": since,
+                    "reason": reason or None,
                 },
             )
             return await cursor.fetchone() is not None
@@ -339,6 +343,11 @@ class Shard:
 
     def counters(self, read: CountersRead) -> asyncio.Future[tuple[bool, list[Counter]]]:
         """What an edge owes to the edge the other way."""
+        self.reads.submit(read)
+        return read.future
+
+    def suspended(self, read: SuspensionRead) -> asyncio.Future[tuple[bool, bool]]:
+        """Whether an account is suspended in a kind: (owned, suspended)."""
         self.reads.submit(read)
         return read.future
 

@@ -13,7 +13,7 @@ from graphd.edge import Key, State, Version
 from graphd.limits import MAX_AHEAD_US
 from graphd.operations import Decision, Operation, Outcome, decide, decide_given
 from graphd.storage.items import Answer, Receipt
-from tests.databases import Databases, audit, edges
+from tests.databases import Databases, audit, edges, suspend
 from tests.lanework import FOLLOW_KIND, Op, Owed, Shards, open_shards
 
 STORED_AT, SINCE = 1_000, 400
@@ -32,6 +32,20 @@ class Case:
     stored: Version | None
     op: Op
     expected: Decision
+    destination_suspended: bool = False
+
+    @property
+    def mark(self) -> tuple[int, int, int] | None:
+        """What the reverse half owes to its edge: (owner, neighbor, operation)."""
+        version = self.expected.version
+        if version == self.stored or version is None or self.expected.outcome in (Outcome.REFUSED, Outcome.STALE):
+            return None
+        marked = version.state in (State.ARCHIVED_BY_DESTINATION, State.ARCHIVED_BY_BOTH)
+        markable = marked or version.state in (State.ACTIVE, State.ARCHIVED_BY_SOURCE)
+        if not markable or marked is self.destination_suspended:
+            return None
+        owed = Operation.RESTORE_BY_DESTINATION if marked else Operation.ARCHIVE_BY_DESTINATION
+        return (self.op.key.destination_id, self.op.key.source_id, owed)
 
     def __str__(self) -> str:
         return f"{'given' if self.op.given else 'live'} {self.op.operation.name} at {self.op.stamp} on {self.stored}"
@@ -43,7 +57,11 @@ async def shards(databases: Databases) -> AsyncIterator[Shards]:
         yield found
 
 
-def cases(shards: Shards, same_shard: bool) -> list[Case]:
+SUSPENDED = [(False, False), (True, False), (False, True), (True, True)]
+"""Whether the source is suspended, and whether the destination is."""
+
+
+def cases(shards: Shards, same_shard: bool, suspended: tuple[bool, bool] = (False, False)) -> list[Case]:
     """Every operation on every stored state, live (with a stamp above and below what is stored) and given (below, at, above)."""
     wanted = [(stored, operation, False, stamp) for stored in STORED for operation in Operation for stamp in (1, STAMP)]
     wanted += [
@@ -59,9 +77,10 @@ def cases(shards: Shards, same_shard: bool) -> list[Case]:
     for at, (stored, operation, given, stamp) in enumerate(wanted):
         key = Key(FOLLOW_KIND, sources[at], destinations[at])
         known = stored if stored is not None and stored.position else None
-        decision = decide_given(operation, known, stamp) if given else decide(operation, known, stamp)
+        rule = decide_given if given else decide
+        decision = rule(operation, known, stamp, suspended=suspended[0])
         op = Op(operation, key, stamp, given, Receipt(key.source_id, "r", at))
-        found.append(Case(stored, op, decision))
+        found.append(Case(stored, op, decision, suspended[1]))
     return found
 
 
@@ -91,6 +110,8 @@ def store(databases: Databases, cases: list[Case]) -> None:
 
 def check(databases: Databases, cases: list[Case]) -> None:
     """Everything is as the rule says."""
+    marks = databases.all_rows("DELETE FROM outbox WHERE operation > 7 RETURNING source_id, destination_id, operation")
+    assert sorted(marks) == sorted(case.mark for case in cases if case.mark is not None)
     audit(databases)
     rows = edges(databases)
     kept = databases.all_rows("SELECT actor_id, fingerprint, outcome, position, state, since, slot, id FROM receipts")
@@ -116,11 +137,17 @@ def check(databases: Databases, cases: list[Case]) -> None:
         assert receipt[2:6] == (expected.outcome, *expected.version), str(case)
 
 
+@pytest.mark.parametrize(
+    "suspended", SUSPENDED, ids=["", "source suspended", "destination suspended", "both suspended"]
+)
 @pytest.mark.parametrize("same_shard", [True, False], ids=["both ends here", "destination elsewhere"])
-async def test_every_cell(shards: Shards, same_shard: bool) -> None:
+async def test_every_cell(shards: Shards, same_shard: bool, suspended: tuple[bool, bool]) -> None:
     shards.databases.clear()
-    found = cases(shards, same_shard)
+    found = cases(shards, same_shard, suspended)
     store(shards.databases, found)
+    for end, is_suspended in enumerate(suspended):
+        if is_suspended:
+            suspend(shards.databases, [case.op.key[1 + end] for case in found], FOLLOW_KIND)
     for first in range(0, len(found), 500):
         await shards.carry("s1", [case.op for case in found[first : first + 500]])
     assert bool(shards.owed) is not same_shard

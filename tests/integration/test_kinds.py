@@ -109,6 +109,9 @@ def calls_that_name(kind: str) -> list[tuple[str, str, Message]]:
         ("Select", within, pb.SelectRequest(expression=deep)),
         ("Suggest", "kind", pb.SuggestRequest(**account)),
         ("Distance", "kind", pb.DistanceRequest(account_id=ADA, other_id=BO, kind=kind)),
+        ("ArchiveAccount", "kind", pb.ArchiveAccountRequest(**account)),
+        ("RemoveAccount", "kind", pb.RemoveAccountRequest(**account)),
+        ("RestoreAccount", "kind", pb.RestoreAccountRequest(**account)),
         ("WatchEdges", "kinds[1]", pb.WatchEdgesRequest(kinds=["follow", kind])),
     ]  # fmt: skip
 
@@ -121,7 +124,7 @@ async def asked(graph: GraphStub, name: str, request: Message) -> aio.AioRpcErro
             await call.initial_metadata()
             # It has begun, or has ended at once; only then is there a code.
             return await call.read() if call.done() else None
-        if name.startswith("Stream"):
+        if name.startswith("Stream") or name.endswith("Account"):
             async for _ in call:
                 pass
         else:

@@ -34,6 +34,9 @@ COMMANDS = [
     ["degrees"],
     ["where"],
     ["topology"],
+    ["account", "archive"],
+    ["account", "restore"],
+    ["account", "remove"],
     ["kind", "add"],
     ["kind", "set"],
     ["kind", "list"],
@@ -157,7 +160,7 @@ def test_misuse_is_told_without_the_words_of_pydantic(capsys: pytest.CaptureFixt
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("group", [[], ["edge"], ["list"], ["dev"], ["kind"], ["config"]], ids=" ".join)
+@pytest.mark.parametrize("group", [[], ["edge"], ["list"], ["dev"], ["kind"], ["account"], ["config"]], ids=" ".join)
 def test_a_group_without_a_command_shows_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(group) == 2
     said = capsys.readouterr()

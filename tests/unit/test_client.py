@@ -508,6 +508,7 @@ EXAMPLES: list[errors.GraphdError] = [
     errors.NotFoundError("no such edge"),
     errors.RefusedError("BLOCKED", "the destination has blocked the source"),
     errors.RequestIdReusedError(),
+    errors.SupersededError("RemoveAccount"),
     errors.OverloadedError("shard s2", 0.25),
     errors.ShardUnavailableError("s2"),
     errors.ShardUnavailableError("s2", kept=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,13 @@ from hypothesis import strategies as st
 from graphd.edge import State, Version
 from graphd.merge import merge
 from graphd.operations import (
+    GIVEN,
+    SUSPENDED,
+    TABLE,
     Operation,
     Outcome,
     acting_account,
+    counter_operations,
     decide,
     decide_given,
     given_states,
@@ -46,6 +52,19 @@ SHORT = {
 }
 COLUMNS: list[State | None] = [None, *State]
 
+# DESIGN.md section 8: what differs while the source is suspended, and while it is not.
+SUSPENDED_SOURCE = """
+FOLLOW         -        -        -        -        -        -        -        -        | BY_S     | ACCOUNT_ARCHIVED BLOCKED
+REQUEST        -        -        -        -        -        -        -        -        | PENDING  | ACCOUNT_ARCHIVED BLOCKED
+ACCEPT         -        -        -        -        -        -        -        -        | BY_S     | NOT_PENDING
+RESTORE_BY_S   -        -        -        -        -        -        -        -        |          |
+RESTORE_BY_D   -        -        -        BY_S     BY_S     BY_S     -        -        |          |
+"""
+OTHER_SOURCE = """
+ARCHIVE_BY_S   -        -        -        -        -        -        -        -        |          |
+RESTORE_BY_D   -        -        -        BY_S     ACTIVE   ACTIVE   -        -        |          |
+"""
+
 
 def _state(word: str) -> State:
     found = SHORT.get(word) or State[word]
@@ -59,34 +78,57 @@ def _operation(word: str) -> Operation:
     return found
 
 
-def _rows() -> list[tuple[Operation, list[State | None], State | None, list[str]]]:
-    rows = []
-    for line in DESIGN.strip().splitlines()[1:]:
-        cells, given_state, refusals = (part.split() for part in line.split("|"))
-        after = [None if word == "-" else _state(word) for word in cells[1:]]
-        rows.append((_operation(cells[0]), after, _state(given_state[0]) if given_state else None, refusals))
-    return rows
+class Row(NamedTuple):
+    """One operation's row of the table, for a source that is suspended or one that is not."""
+
+    operation: Operation
+    suspended: bool
+    after: list[State | None]
+    given: State | None
+    refusals: list[str]
 
 
+def _row(line: str, suspended: bool) -> Row:
+    cells, given_state, refusals = (part.split() for part in line.split("|"))
+    after = [None if word == "-" else _state(word) for word in cells[1:]]
+    return Row(_operation(cells[0]), suspended, after, _state(given_state[0]) if given_state else None, refusals)
+
+
+def _rows(suspended: bool) -> list[Row]:
+    table = {line.split()[0]: line for line in DESIGN.strip().splitlines()[1:]}
+    table |= {line.split()[0]: line for line in (SUSPENDED_SOURCE if suspended else OTHER_SOURCE).strip().splitlines()}
+    return [_row(line, suspended) for line in table.values()]
+
+
+ROWS = [*_rows(False), *_rows(True)]
 CELLS = [
-    pytest.param(operation, stored, after, refusals, id=f"{operation.name}-{stored.name if stored else 'absent'}")
-    for operation, row, _, refusals in _rows()
-    for stored, after in zip(COLUMNS, row, strict=True)
+    pytest.param(
+        row,
+        stored,
+        after,
+        id=f"{row.operation.name}-{stored.name if stored else 'absent'}{'-suspended' if row.suspended else ''}",
+    )
+    for row in ROWS
+    for stored, after in zip(COLUMNS, row.after, strict=True)
 ]
 
 
-@pytest.mark.parametrize(("operation", "stored", "after", "refusals"), CELLS)
-def test_cell(operation: Operation, stored: State | None, after: State | None, refusals: list[str]) -> None:
-    assert transition_matrix()[operation - 1][stored or 0] == (after or 0)
-    reason = refusal_reason(operation, stored)
+@pytest.mark.parametrize(("row", "stored", "after"), CELLS)
+def test_cell(row: Row, stored: State | None, after: State | None) -> None:
+    operation, suspended, _, _, refusals = row
+    assert transition_matrix()[operation - 1 + SUSPENDED * suspended][stored or 0] == (after or 0)
+    reason = refusal_reason(operation, stored, suspended=suspended)
     assert (reason is None) == (after is not None)
     if reason is not None and refusals:
         expected = refusals[0]
         if stored is State.BLOCKED and "BLOCKED" in refusals:
             expected = "BLOCKED"
+        elif suspended and stored in TABLE[operation].after:
+            # Only the suspension refuses it.
+            expected = "ACCOUNT_ARCHIVED"
         assert reason == expected
     before = Version(100, stored, 50) if stored is not None else None
-    decision = decide(operation, before, stamp=200)
+    decision = decide(operation, before, stamp=200, suspended=suspended)
     if after is None:
         assert (decision.version, decision.outcome) == (before, Outcome.REFUSED)
         return
@@ -99,9 +141,16 @@ def test_cell(operation: Operation, stored: State | None, after: State | None, r
 
 
 def test_every_operation_and_state_is_in_the_table() -> None:
-    assert [operation for operation, *_ in _rows()] == list(Operation)
-    assert given_states() == [state or 0 for _, _, state, _ in _rows()]
-    assert [len(row) for row in transition_matrix()] == [1 + len(State)] * len(Operation)
+    assert [row.operation for row in ROWS] == [*Operation, *Operation]
+    for row in ROWS:
+        assert given_states()[row.operation - 1 + SUSPENDED * row.suspended] == (row.given or 0)
+    # Nothing between the two halves of what SQL is handed.
+    between = slice(len(Operation), SUSPENDED)
+    assert not any(map(any, transition_matrix()[between]))
+    assert not any(given_states()[between] + counter_operations()[between])
+    sizes = {len(transition_matrix()), len(given_states()), len(counter_operations())}
+    assert sizes == {SUSPENDED + len(Operation)}
+    assert SUSPENDED + max(Operation) < GIVEN
 
 
 def test_numbers_are_those_of_the_contract() -> None:
@@ -164,6 +213,9 @@ def test_archive_and_restore_keep_since_in_either_order() -> None:
     active = Version(10, State.ACTIVE, 7)
     for first, second in [("SOURCE", "DESTINATION"), ("DESTINATION", "SOURCE")]:
         version: Version | None = active
+        suspended = False
         for name in (f"ARCHIVE_BY_{first}", f"ARCHIVE_BY_{second}", f"RESTORE_BY_{first}", f"RESTORE_BY_{second}"):
-            version = decide(Operation[name], version, stamp=0).version
+            if name.endswith("SOURCE"):
+                suspended = name.startswith("ARCHIVE")
+            version = decide(Operation[name], version, stamp=0, suspended=suspended).version
         assert version == Version(14, State.ACTIVE, 7)

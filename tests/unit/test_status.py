@@ -28,6 +28,7 @@ EXAMPLES: dict[errors.GraphdError, tuple[grpc.StatusCode, bool]] = {
     errors.NotFoundError("no such edge"): (grpc.StatusCode.NOT_FOUND, False),
     errors.RefusedError("BLOCKED", "blocked"): (grpc.StatusCode.FAILED_PRECONDITION, False),
     errors.RequestIdReusedError(): (grpc.StatusCode.ABORTED, False),
+    errors.SupersededError("ArchiveAccount"): (grpc.StatusCode.ABORTED, False),
     errors.OverloadedError("shard s1", 0.25): (grpc.StatusCode.RESOURCE_EXHAUSTED, True),
     errors.ShardUnavailableError("s1", kept=True): (grpc.StatusCode.UNAVAILABLE, True),
     errors.CatalogUnavailableError(): (grpc.StatusCode.UNAVAILABLE, True),

@@ -145,18 +145,18 @@ SELECT
 -- name: remember
 -- The receipt of a write that was refused or stale, and so wrote nothing. It answers a row if it was kept; none when a twin was there first, or
 -- when the slot is not owned here (any more). Like every write it stands behind the slot's lock, in the statement after it.
-INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since)
+INSERT INTO receipts (actor_id, namespace, id, slot, fingerprint, outcome, position, state, since, reason)
 SELECT
     %(actor_id)s::bigint, %(namespace)s::smallint, %(id)s::text, s.slot, %(fingerprint)s::bigint, %(outcome)s::smallint,
-    %(position)s::bigint, %(state)s::smallint, %(since)s::bigint
+    %(position)s::bigint, %(state)s::smallint, %(since)s::bigint, %(reason)s::text
 FROM slots AS s
 WHERE s.slot = %(slot)s::smallint AND s.owned
 ON CONFLICT (actor_id, namespace, id, slot) DO NOTHING
 RETURNING 1;
 
 -- name: counters
--- Outbox rows of edges that owe something to the edge the other way: (item, owned here, peer slot, id, operation), one row or several per
--- item, or one without a debt.
+-- Outbox rows of edges that owe something to the edge the other way by what callers did (operations up to 7, so no ARCHIVE or RESTORE):
+-- (item, owned here, peer slot, id, operation), one row or several per item, or one without a debt.
 SELECT k.item, mine.slot IS NOT NULL, o.peer_slot, o.id, o.operation
 FROM unnest(
     %(item)s::integer[], %(source_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[], %(destination_id)s::bigint[]
@@ -165,6 +165,19 @@ LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
 LEFT JOIN LATERAL (
     SELECT p.peer_slot, p.id, p.operation
     FROM outbox AS p
-    WHERE p.source_id = k.source_id AND p.destination_id = k.destination_id AND p.operation <> 0 AND p.kind = k.kind AND NOT p.parked
+    WHERE p.source_id = k.source_id AND p.destination_id = k.destination_id AND p.operation <> 0 AND p.operation < 8 AND p.kind = k.kind AND NOT p.parked
     OFFSET 0
 ) AS o ON mine.slot IS NOT NULL;
+
+-- name: suspensions
+-- Whether accounts are suspended in one kind each: (item, owned here, suspended), one row per item.
+SELECT k.item, mine.slot IS NOT NULL, s.standing IS NOT NULL
+FROM unnest(%(item)s::integer[], %(owner_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[])
+    AS k (item, owner_id, kind, slot)
+LEFT JOIN slots AS mine ON mine.slot = k.slot AND mine.owned
+LEFT JOIN LATERAL (
+    SELECT p.standing
+    FROM archived_accounts AS p
+    WHERE p.account_id = k.owner_id AND p.kind = k.kind AND p.slot = k.slot AND p.standing > 0
+    OFFSET 0
+) AS s ON true;

@@ -21,14 +21,15 @@ FROM (
 WITH clock AS MATERIALIZED (
     SELECT
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(ahead)s::bigint AS held,
-        mod(extract(epoch FROM now())::bigint / %(bucket_s)s::bigint, %(buckets)s::bigint)::smallint AS bucket
+        mod(extract(epoch FROM now())::bigint / %(bucket_s)s::bigint, %(buckets)s::bigint)::smallint AS bucket,
+        EXISTS (SELECT FROM archived_accounts) AS any_suspended
 ),
 
 asked AS MATERIALIZED (
     -- A live stamp is held to this server's clock, so that a router ahead of the time cannot push edges into the future; a given
     -- position beyond it is not written at all.
     SELECT
-        a.item, a.source_id, a.kind, a.slot, a.destination_id, a.peer_slot, a.operation,
+        a.item, a.source_id, a.kind, a.slot, a.destination_id, a.peer_slot, a.operation, a.suspended,
         CASE WHEN a.operation > %(given)s::smallint THEN a.stamp ELSE least(a.stamp, (SELECT held FROM clock)) END AS stamp,
         CASE
             WHEN a.operation > %(given)s::smallint THEN (%(given_states)s::smallint[])[a.operation - %(given)s::smallint]
@@ -37,11 +38,24 @@ asked AS MATERIALIZED (
         a.operation > %(given)s::smallint AND a.stamp > (SELECT held FROM clock) AS ahead,
         mine.slot IS NOT NULL AS owned,
         peer.slot IS NOT NULL AS peer_owned,
-        r.fingerprint, r.outcome, r.position AS r_position, r.state AS r_state, r.since AS r_since
-    FROM unnest(
-        %(item)s::integer[], %(source_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[],
-        %(destination_id)s::bigint[], %(peer_slot)s::smallint[], %(operation)s::smallint[], %(stamp)s::bigint[]
-    ) AS a (item, source_id, kind, slot, destination_id, peer_slot, operation, stamp)
+        r.fingerprint, r.outcome, r.position AS r_position, r.state AS r_state, r.since AS r_since, r.reason AS r_reason
+    FROM (
+        -- An operation of a suspended source is another one. Hardly any account is: where none is, none is looked for.
+        SELECT
+            u.item, u.source_id, u.kind, u.slot, u.destination_id, u.peer_slot, u.stamp, s.standing IS NOT NULL AS suspended,
+            CASE WHEN s.standing IS NULL THEN u.operation ELSE u.operation + %(suspended)s::smallint END AS operation
+        FROM unnest(
+            %(item)s::integer[], %(source_id)s::bigint[], %(kind)s::smallint[], %(slot)s::smallint[],
+            %(destination_id)s::bigint[], %(peer_slot)s::smallint[], %(operation)s::smallint[], %(stamp)s::bigint[]
+        ) AS u (item, source_id, kind, slot, destination_id, peer_slot, operation, stamp)
+        LEFT JOIN LATERAL (
+            SELECT p.standing
+            FROM archived_accounts AS p
+            WHERE p.account_id = u.source_id AND p.kind = u.kind AND p.slot = u.slot AND p.standing > 0
+                AND (SELECT any_suspended FROM clock)
+            OFFSET 0
+        ) AS s ON true
+    ) AS a
     LEFT JOIN slots AS mine ON mine.slot = a.slot AND mine.owned
     LEFT JOIN slots AS peer ON peer.slot = a.peer_slot AND peer.owned
     LEFT JOIN (
@@ -110,7 +124,7 @@ decided AS (
         since = CASE
             WHEN excluded.operation > %(given)s::smallint THEN excluded.since
             WHEN e.position > 0 AND (
-                excluded.operation >= %(keeps_since)s::smallint
+                mod(excluded.operation, %(suspended)s::smallint) >= %(keeps_since)s::smallint
                 OR (%(transitions)s::smallint[])[excluded.operation][1 + e.state] = e.state
             ) THEN e.since
             ELSE greatest(excluded.since, e.position + 1)
@@ -171,6 +185,25 @@ merged AS (
     RETURNING
         new.owner_id, new.kind, new.slot, new.neighbor_id, new.position, new.state,
         coalesce(old.position, 0) AS old_position, old.state AS old_state
+),
+
+marked AS (
+    -- A reverse half whose mark by destination is not as its owner's suspension has it owes the ARCHIVE or the RESTORE to its edge, which
+    -- is the one the other way from where the row lies (9: ARCHIVE, 11: RESTORE by destination). So whatever came too late for a
+    -- suspension's walk is settled.
+    INSERT INTO outbox (id, slot, peer_slot, kind, source_id, destination_id, operation, due)
+    SELECT
+        uuidv7(), m.slot, (hashint8extended(m.neighbor_id, 0) & ((SELECT slots FROM shard) - 1))::smallint, m.kind, m.owner_id,
+        m.neighbor_id, CASE WHEN s.standing IS NULL THEN 11 ELSE 9 END, now()
+    FROM merged AS m
+    LEFT JOIN LATERAL (
+        SELECT p.standing
+        FROM archived_accounts AS p
+        WHERE p.account_id = m.owner_id AND p.kind = m.kind AND p.slot = m.slot AND p.standing > 0
+            AND (SELECT any_suspended FROM clock)
+        OFFSET 0
+    ) AS s ON true
+    WHERE CASE WHEN s.standing IS NULL THEN m.state IN (4, 5) ELSE m.state IN (1, 3) END
 ),
 
 counted AS (
@@ -258,10 +291,12 @@ struck AS (
 SELECT
     a.item, a.owned,
     t.position, t.state, t.since, t.old_position, t.old_state, t.old_since, t.outbox_id, t.counter_id,
-    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since, a.ahead, c.item IS NOT NULL
+    a.fingerprint, a.outcome, a.r_position, a.r_state, a.r_since, a.ahead, c.item IS NOT NULL,
+    a.suspended, a.r_reason
 FROM asked AS a
 LEFT JOIN told AS t ON t.item = a.item
 LEFT JOIN crowded AS c ON c.item = a.item
 UNION ALL
 -- One row for all reverse versions: the items whose slot is owned here.
-SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM arrived WHERE owned;
+SELECT item, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM arrived WHERE owned;
