@@ -12,6 +12,7 @@ from graphd.cli.common import (
     DataOption,
     JsonOption,
     KindOption,
+    MisuseError,
     account,
     client_of,
     examples,
@@ -262,6 +263,8 @@ def _write(
     as_json: bool,
 ) -> None:
     with spoken_errors():
+        if options.get("backfill") and options.get("position") is None:
+            raise MisuseError(f"edge {operation}: --backfill needs --position: what is written now is never too old")
         source_id, destination_id = account("A", a), account("B", b)
         settings = load_config(config, data).router
 

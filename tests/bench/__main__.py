@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 
 from graphd.process import loop_factory
 from graphd.v1 import graph_pb2 as pb
-from tests.bench import imports
+from tests.bench import imports, lists
 from tests.bench.check import check_halves
 from tests.bench.data import QUICK, Graph, Sizes, check_result, write
 from tests.bench.figures import Row, as_json, disturbance, rates, table
@@ -49,7 +49,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         epilog="exit status: 0 all measured rows hold, 1 a row does not or something went wrong, 2 misuse",
     )
     names = [target.name for target in (*ROWS, *imports.TARGETS)]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    more = [target.name for target in lists.TARGETS]
+    told = f"{', '.join(names)}; and, only when named, {', '.join(more)}"
+    parser.add_argument("--rows", nargs="+", choices=[*names, *more], default=names, metavar="NAME", help=told)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a window (default 3)")
     parser.add_argument("--windows", type=int, default=5, help="pairs of windows per row (default 5)")
     parser.add_argument(
@@ -141,6 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(target.name in options.rows for target in imports.TARGETS):
         edges, rounds = (100_000, 1) if options.quick else (IMPORT_EDGES, IMPORT_ROUNDS)
         rows += imports.measure(options.rows, edges=edges, rounds=rounds)
+    if any(target.name in options.rows for target in lists.TARGETS):
+        rows += lists.measure(options.rows, options.windows, options.seconds)
     print(table(rows), rates(rows), disturbance(rows), sep="\n\n")
     if options.quick:
         print("--quick: these figures show that the bench works, and no more")

@@ -136,6 +136,10 @@ def test_the_version() -> None:
             "graphd: NAME: must be lower-case ASCII letters, digits, _ or -, and begin with a letter",
         ),
         (["kind", "add", "m" * 33], "graphd: NAME: must have 1 to 32 characters"),
+        (
+            ["edge", "follow", "1", "2", "--backfill"],
+            "graphd: edge follow: --backfill needs --position: what is written now is never too old",
+        ),
         (["kind", "set", "mute"], "graphd: kind set: say what to change: --max-out-degree, --allow-self or --events"),
         (
             ["kind", "set", "Mute", "--events=no"],
