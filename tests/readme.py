@@ -4,6 +4,8 @@ Blocks marked `console` hold commands behind `$ `, blocks marked `pycon` Python 
 All of them are one session, from the top of the file to its end. What changes from run to run (times, tokens, sizes) is masked when two
 runs are compared.
 
+The table of what follows what is made of the rules that the router itself goes by.
+
 `python -m tests.readme --bench FILE` takes the table of speeds from what `python -m tests.bench` wrote.
 """
 
@@ -29,6 +31,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from graphd.devcluster.cluster import DevCluster, Options
+from graphd.edge import State
+from graphd.operations import Operation, given_state, refusal_reason, state_after
 
 README: Final = Path(__file__).resolve().parents[1] / "README.md"
 PORT: Final = 7600
@@ -36,6 +40,7 @@ PORT: Final = 7600
 
 _BLOCK: Final = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FIGURES: Final = re.compile(r"(<!-- bench:begin -->\n).*?(<!-- bench:end -->)", re.DOTALL)
+_TRANSITIONS: Final = re.compile(r"(<!-- transitions:begin -->\n).*?(<!-- transitions:end -->)", re.DOTALL)
 _CHANGING: Final = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}Z"), "<moment>"),
     (re.compile(r"\b1[6-9]\d{14}\b"), "<position>"),
@@ -178,12 +183,43 @@ def speeds(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_transitions(text: str) -> str:
+    """The file with the table of what follows what as it is now."""
+    return _TRANSITIONS.sub(lambda match: match[1] + transitions() + match[2], text)
+
+
+def transitions() -> str:
+    """The table of what follows what, in Markdown: archived states in one column, for callers do not tell them apart."""
+    columns: list[State | None] = [
+        None,
+        State.ACTIVE,
+        State.PENDING,
+        State.ARCHIVED_BY_SOURCE,
+        State.REMOVED,
+        State.BLOCKED,
+    ]
+    names = ["absent", "ACTIVE", "PENDING", "ARCHIVED_BY_...", "REMOVED", "BLOCKED"]
+    lines = [f"| operation | {' | '.join(names)} | with a position |", f"|{'---|' * (len(names) + 2)}"]
+    for operation in Operation:
+        given = given_state(operation)
+        if given is None:
+            continue
+        cells = [_cell(operation, state) for state in columns]
+        lines.append(f"| {operation.name} | {' | '.join(cells)} | {given.name} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(operation: Operation, stored: State | None) -> str:
+    after = state_after(operation, stored)
+    return after.name if after is not None else f"*{refusal_reason(operation, stored)}*"
+
+
 def main() -> None:
     """Write the answers of a new cluster, or the figures of a bench, into the file."""
     parser = argparse.ArgumentParser(prog="python -m tests.readme", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bench", type=Path, metavar="FILE", help="write the figures of this bench instead")
     bench: Path | None = parser.parse_args().bench
-    text = README.read_text("utf-8")
+    text = with_transitions(README.read_text("utf-8"))
     if bench is not None:
         table = speeds(json.loads(bench.read_text("utf-8")))
         text = _FIGURES.sub(lambda match: match[1] + table + match[2], text)

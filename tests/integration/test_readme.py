@@ -9,9 +9,22 @@ import pytest
 
 from graphd.client import Client
 from graphd.config import Config
+from graphd.edge import State
+from graphd.operations import Operation, state_after
 from graphd.v1 import graph_pb2
 from tests.calls import offered
-from tests.readme import README, Session, blocks, masked, new_cluster, rewritten, speeds, steps
+from tests.readme import (
+    README,
+    Session,
+    blocks,
+    masked,
+    new_cluster,
+    rewritten,
+    speeds,
+    steps,
+    transitions,
+    with_transitions,
+)
 
 ROOT = README.parent
 TEXT = README.read_text("utf-8")
@@ -25,6 +38,16 @@ async def test_the_tour_gives_the_answers_that_stand_there() -> None:
         unified_diff(masked(TEXT).splitlines(), masked(found).splitlines(), "README.md", "now", lineterm="")
     )
     assert not difference, f"run python -m tests.readme, and see whether you like what changes:\n{difference}"
+
+
+def test_the_table_of_what_follows_what_is_the_router_s() -> None:
+    assert with_transitions(TEXT) == TEXT, "run python -m tests.readme"
+    assert transitions() in TEXT
+    archived = (State.ARCHIVED_BY_SOURCE, State.ARCHIVED_BY_DESTINATION, State.ARCHIVED_BY_BOTH)
+    for operation in Operation:
+        # They share a column.
+        if operation <= Operation.UNBLOCK:
+            assert len({state_after(operation, state) for state in archived}) == 1
 
 
 def test_there_is_a_tour() -> None:
