@@ -14,7 +14,7 @@ from tests.databases import Databases, audit, edges, problems
 from tests.routers import GraphStub
 from tests.waiting import eventually
 
-ROUNDS = 200
+ROUNDS, LONG_ROUNDS = 60, 200
 PARALLEL = 50
 SEED = 20_251_130
 ADA, CY = 1, 2
@@ -35,7 +35,9 @@ async def toggle(graph: GraphStub, on: bool) -> pb.WriteResult:
 
 
 @pytest.mark.timeout(240)
-async def test_follow_and_unfollow_of_one_edge_at_once(graphs: list[GraphStub], databases: Databases) -> None:
+async def test_follow_and_unfollow_of_one_edge_at_once(
+    graphs: list[GraphStub], databases: Databases, is_long: bool
+) -> None:
     chance = random.Random(SEED)
     seen: set[int] = set()
     ended = asyncio.Event()
@@ -45,7 +47,7 @@ async def test_follow_and_unfollow_of_one_edge_at_once(graphs: list[GraphStub], 
             seen.update(await degree(chance.choice(graphs), ADA, CY))
 
     watching = asyncio.create_task(watch())
-    for _ in range(ROUNDS):
+    for _ in range(LONG_ROUNDS if is_long else ROUNDS):
         # Every call succeeds: an error of any code ends the test here.
         answers = await asyncio.gather(
             *(toggle(graph, chance.random() < 0.5) for graph in chance.choices(graphs, k=PARALLEL))

@@ -110,7 +110,7 @@ def test_killed_at_any_moment_and_run_again(
     chance = random.Random(seed)
     expected = graph_of(file)
     stopped_halfway = 0
-    for _ in range(20 if request.config.getoption("--long") else 4):
+    for _ in range(20 if request.config.getoption("--long") else 3):
         for _ in range(chance.randint(1, 3)):
             process = launch(config, file, environment={"TMPDIR": str(temporary)})
             try:

@@ -24,7 +24,7 @@ from tests.simulation.check import settled
 from tests.simulation.cluster import Site
 from tests.simulation.faults import kill, revive
 
-FANS, LONG_FANS = 1_500, 20_000
+FANS, LONG_FANS = 1_000, 20_000
 ROUNDS, LONG_ROUNDS = 2, 10
 WRITERS = 4
 QUIET = 5
