@@ -1,8 +1,9 @@
-"""`graphd import`: a file of edges into a cluster. What it does lies in graphd.importer; here are the words."""
+"""`graphd import`: files of edges into a cluster. What it does lies in graphd.importer; here are the words."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
@@ -42,6 +43,14 @@ class OnError(StrEnum):
     STOP = "stop"
 
 
+class FormatName(StrEnum):
+    """What the files hold."""
+
+    EDGES = "edges"
+    GRAPHD = "graphd"
+    MASTODON = "mastodon"
+
+
 def add_to(app: typer.Typer) -> None:
     """The one command."""
     app.command(
@@ -50,13 +59,23 @@ def add_to(app: typer.Typer) -> None:
             "graphd import follows.txt.gz",
             "graphd import ratings.csv --columns source,destination,-,time --kind follow",
             "graphd import old.txt --position 1262304000000000 --on-error stop --json",
+            "graphd import --format graphd backup/*.edges.gz",
+            "graphd import --format mastodon following_accounts.csv --map handles.csv --owner ada@example.org",
         ),
     )(import_command)
 
 
 def import_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file, plain or gzip; - for standard input.")],
-    format_: Annotated[str, typer.Option("--format", help="edges, the only one yet.")] = "edges",
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="The files, each plain or gzip; - for standard input.")
+    ],
+    format_: Annotated[
+        FormatName,
+        typer.Option(
+            "--format",
+            help="edges: lists of edges. graphd: what graphd export writes. mastodon: whom one account follows, as Mastodon exports it.",
+        ),
+    ] = FormatName.EDGES,
     kind: Annotated[str, typer.Option("--kind", help="The kind of the edges.  [default: follow]")] = "",
     columns: Annotated[
         str | None,
@@ -70,10 +89,19 @@ def import_command(
         int | None,
         typer.Option(
             "--position",
-            help="The position of every row, in microseconds since 1970.  [default: the moment of this file's first import]",
+            help="The position of every row, in microseconds since 1970.  [default: the moment of the file's first import]",
         ),
     ] = None,
-    map_: Annotated[Path | None, typer.Option("--map", help="For mastodon, in a later release.", hidden=True)] = None,
+    map_: Annotated[
+        Path | None,
+        typer.Option(
+            "--map", metavar="FILE", help="For mastodon: a handle and its id on each line, parted by a comma or blanks."
+        ),
+    ] = None,
+    owner: Annotated[
+        str,
+        typer.Option("--owner", metavar="HANDLE", help="For mastodon: whose file it is, a handle of the map or an id."),
+    ] = "",
     on_error: Annotated[
         OnError, typer.Option("--on-error", help="skip refused lines, or stop at the first with nothing imported.")
     ] = OnError.SKIP,
@@ -92,11 +120,18 @@ def import_command(
     imported, so an import may be repeated, and after an interruption it must be. There is no limit of rows:
     memory stays under 200 MB, and the temporary folder ($TMPDIR) needs 32 bytes a row, 48 with times.
 
+    --format graphd takes the files of graphd export, of a cluster with any number of shards and slots: each edge with its own kind, state,
+    position and since, so that every list is as it was, order included. The kinds must be declared first (graphd kind add). What is
+    stored and newer stays. The temporary folder needs 80 bytes a row.
+
+    --format mastodon takes a following export (at most 20 MB and 100,000 lines), with or without its header, whose handles --map turns
+    into ids; upper and lower case are one, and a handle that the map lacks is a refused line. The order of the file is kept: each row is a
+    microsecond older than the one before it.
+
     Exit status: 0 imported, self-loops and duplicates being counted; 1 failed; 2 misuse; 3 lines were refused.
     """
     with spoken_errors(), _failures():
-        _refuse_formats(format_, map_)
-        from graphd.importer.job import Request
+        from graphd.importer.job import Format, Request
         from graphd.importer.layout import parse_columns
 
         request = Request(
@@ -104,16 +139,44 @@ def import_command(
             columns=None if columns is None else parse_columns(columns),
             position=position,
             stop_at_refused=on_error is OnError.STOP,
+            format=Format(format_),
+            owner=owner,
         )
         cluster = load_config(config, data)
-        with _opened(file) as (opened, size):
-            summary = _run(cluster, opened, size, request)
+        summaries = _import_all(cluster, files, request, map_)
         if as_json:
-            print_json(summary.as_json())
+            print_json(_as_json(summaries))
         else:
-            print(_told(summary))
-        if summary.refused:
+            print(_told(summaries))
+        if any(summary.refused for summary in summaries.values()):
             raise typer.Exit(EXIT_REFUSED_LINES)
+
+
+def _import_all(config: "Config", files: list[str], request: "Request", map_: Path | None) -> dict[str, "Summary"]:
+    """One file after the other; those that cannot be read are told before the first is imported. By the name of the file."""
+    from graphd.errors import InvalidArgumentError
+    from graphd.importer.scan import UnreadableFileError
+
+    if len(set(files)) < len(files):
+        raise MisuseError("FILE: names a file twice")
+    for name in files:
+        if not Path(name).is_fifo():  # which can be opened once
+            with _opened(name):
+                pass
+    summaries: dict[str, Summary] = {}
+    for name in files:
+        with _opened(name) as (opened, size), _mapped(map_) as handles:
+            told = _listening(size, "" if len(files) == 1 else f"{name}: ")
+            try:
+                summaries[name] = _run(config, opened, replace(request, handles=handles), told)
+            except (InvalidArgumentError, UnreadableFileError) as fault:
+                if len(files) == 1:
+                    raise
+                kind = MisuseError if isinstance(fault, InvalidArgumentError) else UnreadableFileError
+                raise kind(f"{name}: {fault}") from fault
+        if summaries[name].stopped:
+            break
+    return summaries
 
 
 @contextmanager
@@ -136,15 +199,6 @@ def _failures() -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _refuse_formats(name: str, map_: Path | None) -> None:
-    if name in {"graphd", "mastodon"}:
-        raise MisuseError(f"--format {name}: not offered by this release; edges is")
-    if name != "edges":
-        raise MisuseError(f"--format: must be edges, not {name!r}")
-    if map_ is not None:
-        raise MisuseError("--map: belongs to --format mastodon, which is not offered by this release")
-
-
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
     """The file and its size in bytes, None where it is not known."""
@@ -160,16 +214,32 @@ def _opened(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
         yield opened, path.stat().st_size if path.is_file() else None
 
 
-def _run(config: "Config", file: BinaryIO, size: int | None, request: "Request") -> "Summary":
+@contextmanager
+def _mapped(path: Path | None) -> Iterator[BinaryIO | None]:
+    """The map from handles to ids, if there is one."""
+    if path is None:
+        yield None
+        return
+    try:
+        opened = path.open("rb")
+    except OSError as fault:
+        raise MisuseError(f"--map: cannot read {path}: {fault.strerror}") from fault
+    with opened:
+        yield opened
+
+
+def _run(
+    config: "Config", file: BinaryIO, request: "Request", listening: AbstractContextManager["Listener"]
+) -> "Summary":
     from graphd.importer import job
 
-    with _listening(size) as listener:
+    with listening as listener:
         return run(job.run(config, file, request, listener))
 
 
 @contextmanager
-def _listening(size: int | None) -> Iterator["Listener"]:
-    """Refused lines on stderr, the first of them, and a progress bar where stderr is a terminal."""
+def _listening(size: int | None, prefix: str) -> Iterator["Listener"]:
+    """Refused lines on stderr, the first of them, and a progress bar where stderr is a terminal. `prefix`: what stands before each line."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -205,15 +275,28 @@ def _listening(size: int | None) -> Iterator["Listener"]:
         nonlocal refusals
         refusals += 1
         if refusals <= SHOWN_REFUSALS:
-            console.print(f"line {line.line}: {line.reason}", soft_wrap=True)
+            console.print(f"{prefix}line {line.line}: {line.reason}", soft_wrap=True)
 
     with progress:
         yield Listener(phase, done, refused)
     if refusals > SHOWN_REFUSALS:
-        console.print(f"... and {refusals - SHOWN_REFUSALS:,} more refused lines (all in --json)")
+        console.print(f"{prefix}... and {refusals - SHOWN_REFUSALS:,} more refused lines (all in --json)")
 
 
-def _told(summary: "Summary") -> str:
+def _as_json(summaries: Mapping[str, "Summary"]) -> dict[str, object]:
+    """Of one file its own summary; of several the total, and each file's."""
+    from graphd.importer.job import total
+
+    if len(summaries) == 1:
+        return next(iter(summaries.values())).as_json()
+    whole = total(list(summaries.values()))
+    return {**whole.as_json(), "files": [{"file": name, **summary.as_json()} for name, summary in summaries.items()]}
+
+
+def _told(summaries: Mapping[str, "Summary"]) -> str:
+    from graphd.importer.job import total
+
+    summary = total(list(summaries.values()))
     lines = [
         f"{'read':<12}{summary.read:>14,}",
         f"{'added':<12}{summary.added:>14,}",
@@ -226,5 +309,6 @@ def _told(summary: "Summary") -> str:
     if summary.over_limit:
         lines.append(f"{summary.over_limit:,} accounts now have more edges than the kind allows to live writes")
     if summary.stopped:
-        lines.append("stopped at a refused line; nothing was imported")
+        before = "" if len(summaries) == 1 else f" of {list(summaries)[-1]} or the files after it"
+        lines.append(f"stopped at a refused line; nothing was imported{before}")
     return "\n".join(lines)

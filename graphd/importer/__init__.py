@@ -1,1 +1,2 @@
-"""Importing files of edges. Parsing and sorting are pure (layout, lines, blocks, runs); scan reads, load writes, job is the whole."""
+"""Importing files of edges. Parsing and sorting are pure (layout, lines, blocks, versions, mastodon, runs); scan reads, load writes, job is
+the whole."""

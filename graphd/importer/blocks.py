@@ -44,13 +44,22 @@ _BY_COMMAS: Final = _classes(b",")
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What a block says: columns of shape (n,), the refused lines, and how many lines the block has. `position` is None where the file
-    has no times."""
+    has no times, the others where it has no whole versions."""
 
     source_id: Ints
     destination_id: Ints
     position: Ints | None
     refused: list[Refused]
     lines: int
+    kind: Ints | None = None
+    state: Ints | None = None
+    since: Ints | None = None
+
+    @property
+    def columns(self) -> list[Ints]:
+        """What is told of each edge: source, destination and, where there is one, its version."""
+        found = (self.source_id, self.destination_id, self.position, self.state, self.since)
+        return [column for column in found if column is not None]
 
 
 @dataclass(frozen=True, slots=True)

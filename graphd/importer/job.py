@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, BinaryIO, Final
 
 from graphd import clock
@@ -13,11 +14,22 @@ from graphd.edge import Direction
 from graphd.errors import InvalidArgumentError
 from graphd.importer.layout import Columns
 from graphd.importer.lines import Refused
-from graphd.importer.load import Loader
-from graphd.importer.scan import Scanned, scan
+from graphd.importer.load import Loader, Totals
+from graphd.importer.scan import Reader, Scanned, edge_reader, scan, scan_following
+from graphd.importer.versions import VersionReader
 from graphd.limits import MAX_AHEAD_US
 from graphd.placement import check_golden
 from graphd.storage.catalog import Catalog
+from graphd.topology import Kind
+
+
+class Format(StrEnum):
+    """What the file holds: edge lists, an export of graphd, or Mastodon's following export."""
+
+    EDGES = "edges"
+    GRAPHD = "graphd"
+    MASTODON = "mastodon"
+
 
 READING: Final = "reading"
 LOADING: Final = "loading"
@@ -25,19 +37,29 @@ LOADING: Final = "loading"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to import. `kind` empty: the default one. `columns` None: source and destination come first, or a header names them.
-    `position` in microseconds; None: that of the file's first import, or the times of the file."""
+    """What to import. `kind` empty: the default one. `columns` None: source and destination come first, or a header names them. `position`
+    in microseconds; None: that of the file's first import, or the times of the file. An export of graphd has all three in its lines.
+    `handles` and `owner` (an id or a handle) belong to MASTODON: the map, and whose export it is."""
 
     kind: str = ""
     columns: Columns | None = None
     position: int | None = None
     stop_at_refused: bool = False
+    format: Format = Format.EDGES
+    handles: BinaryIO | None = None
+    owner: str = ""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether rows have positions of their own."""
+        return self.format is Format.GRAPHD or (self.columns is not None and self.columns.time is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """How it ended. `read` = added + updated + unchanged + self_loops + duplicates + refused, unless it was `stopped` at a refused line,
-    with nothing imported. `position` in microseconds, None where rows have their own. `refused_lines` holds the first 100,000."""
+    with nothing imported. `kind`: of several the names, parted by commas. `position` in microseconds, None where rows have their own.
+    `refused_lines` holds the first 100,000."""
 
     kind: str
     read: int
@@ -70,6 +92,27 @@ class Summary:
         }
 
 
+def total(summaries: Sequence[Summary]) -> Summary:
+    """Of several files, without their refused lines, whose numbers mean nothing without the file. `over_limit` is the greatest: each counts
+    all accounts."""
+    positions = {summary.position for summary in summaries}
+    kinds = {kind: None for summary in summaries for kind in summary.kind.split(",") if kind}
+    return Summary(
+        kind=",".join(kinds),
+        read=sum(summary.read for summary in summaries),
+        added=sum(summary.added for summary in summaries),
+        updated=sum(summary.updated for summary in summaries),
+        unchanged=sum(summary.unchanged for summary in summaries),
+        self_loops=sum(summary.self_loops for summary in summaries),
+        duplicates=sum(summary.duplicates for summary in summaries),
+        refused=sum(summary.refused for summary in summaries),
+        refused_lines=[],
+        position=positions.pop() if len(positions) == 1 else None,
+        over_limit=max(summary.over_limit for summary in summaries),
+        stopped=summaries[-1].stopped,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Who hears how it goes on. `phase`: READING in bytes of the file, or LOADING with the number of halves there are to load.
@@ -88,45 +131,51 @@ async def run(config: Config, file: BinaryIO, request: Request, listener: Listen
     had run once.
     """
     check_golden()
+    now_us = clock.now_us()
+    _check(request, now_us)
     listener = listener or Listener()
     catalog = Catalog(config.catalog_conninfo())
     view = await catalog.load()
-    kind = view.topology.kind(request.kind)
-    now_us = clock.now_us()
-    _check(request, now_us)
-    async with Loader(config, catalog, view, kind) as loader:
+    several = request.format is Format.GRAPHD
+    kinds = list(view.topology.kinds.values()) if several else [view.topology.kind(request.kind)]
+    async with Loader(config, catalog, view) as loader:
         listener.phase(READING, None)
-        scanned = await _scan(file, request, listener, allow_self=kind.allow_self, now_us=now_us)
+        scanned = await _scan(file, request, listener, kinds, now_us)
         try:
             if scanned.stopped:
-                return _summary(kind.name, scanned)
+                return _summary(scanned)
             position = request.position
-            if position is None and not scanned.has_times:
-                position = await catalog.import_position(scanned.sha256, kind.number, now_us)
+            if position is None and not request.has_times:
+                position = await catalog.import_position(scanned.sha256, kinds[0].number, now_us)
             listener.phase(LOADING, 2 * (scanned.read - scanned.refused - scanned.self_loops))
-            forward = await loader.load(Direction.FORWARD, scanned.forward, position or 0, listener.done)
-            await loader.load(Direction.REVERSE, scanned.reverse, position or 0, listener.done)
-            assert scanned.forward.doubles == scanned.reverse.doubles, "both directions hold the same pairs"
-            return _summary(
-                kind.name,
-                scanned,
-                added=forward.added,
-                updated=forward.updated,
-                unchanged=forward.unchanged,
-                duplicates=scanned.forward.doubles,
-                position=position,
-                over_limit=await loader.over_limit(),
-            )
+            return await _load(loader, scanned, position, listener)
         finally:
             scanned.close()
+
+
+async def _load(loader: Loader, scanned: Scanned, position: int | None, listener: Listener) -> Summary:
+    """Forward halves first, whatever their kind."""
+    loaded = Totals()
+    over_limit = 0
+    kinds = [kind for kind in scanned.kinds if kind.number in scanned.parts]
+    for kind in kinds:
+        loaded += await loader.load(
+            Direction.FORWARD, kind, scanned.parts[kind.number].forward, position or 0, listener.done
+        )
+    for kind in kinds:
+        part = scanned.parts[kind.number]
+        await loader.load(Direction.REVERSE, kind, part.reverse, position or 0, listener.done)
+        assert part.forward.doubles == part.reverse.doubles, "both directions hold the same pairs"
+        over_limit += await loader.over_limit(kind)
+    return _summary(scanned, loaded, position, over_limit)
 
 
 class _CancelledError(Exception):
     """Ends the reading thread; nobody hears of it."""
 
 
-async def _scan(file: BinaryIO, request: Request, listener: Listener, *, allow_self: bool, now_us: int) -> Scanned:
-    """`scan` in a thread, which ends soon after the caller was cancelled: a process waits for its threads before it ends."""
+async def _scan(file: BinaryIO, request: Request, listener: Listener, kinds: Sequence[Kind], now_us: int) -> Scanned:
+    """The whole file, read in a thread, which ends soon after the caller was cancelled: a process waits for its threads before it ends."""
     cancelled = False
 
     def told_bytes(n: int) -> None:
@@ -134,50 +183,58 @@ async def _scan(file: BinaryIO, request: Request, listener: Listener, *, allow_s
             raise _CancelledError
         listener.done(n)
 
+    how: dict[str, Any] = {
+        "stop_at_refused": request.stop_at_refused,
+        "told_bytes": told_bytes,
+        "told_refused": listener.refused,
+    }
     try:
-        return await asyncio.to_thread(
-            scan,
-            file,
-            request.columns,
-            allow_self=allow_self,
-            stop_at_refused=request.stop_at_refused,
-            now_us=now_us,
-            told_bytes=told_bytes,
-            told_refused=listener.refused,
-        )
+        if request.format is Format.MASTODON:
+            assert request.handles is not None
+            return await asyncio.to_thread(scan_following, file, request.handles, request.owner, kinds[0], **how)
+        if request.format is Format.GRAPHD:
+            reader: Reader = VersionReader({kind.name: kind.number for kind in kinds}, now_us)
+        else:
+            reader = edge_reader(request.columns, now_us)
+        return await asyncio.to_thread(scan, file, reader, kinds, **how)
     except asyncio.CancelledError:
         cancelled = True
         raise
 
 
 def _check(request: Request, now_us: int) -> None:
+    if request.format is Format.GRAPHD:
+        for option, said in (("--kind", request.kind), ("--position", request.position)):
+            if said:
+                raise InvalidArgumentError(option, "cannot stand beside --format graphd: each edge has its own")
+    if request.columns is not None and request.format is not Format.EDGES:
+        raise InvalidArgumentError("--columns", "belongs to --format edges")
+    if (request.format is Format.MASTODON) != (request.handles is not None):
+        raise InvalidArgumentError("--map", "is needed with --format mastodon, and belongs to it")
+    if (request.format is Format.MASTODON) != bool(request.owner):
+        raise InvalidArgumentError("--owner", "is needed with --format mastodon, and belongs to it: whose export it is")
     if request.position is None:
         return
-    if request.columns is not None and request.columns.time is not None:
+    if request.has_times:
         raise InvalidArgumentError("--position", "cannot stand beside a time column: each row has its own")
     if not 1 <= request.position <= now_us + MAX_AHEAD_US:
         raise InvalidArgumentError("--position", "must be microseconds since 1970, from 1 to now")
 
 
 def _summary(
-    kind: str,
-    scanned: Scanned,
-    *,
-    added: int = 0,
-    updated: int = 0,
-    unchanged: int = 0,
-    duplicates: int = 0,
-    position: int | None = None,
-    over_limit: int = 0,
+    scanned: Scanned, loaded: Totals | None = None, position: int | None = None, over_limit: int = 0
 ) -> Summary:
+    loaded = loaded or Totals()
+    found = [kind.name for kind in scanned.kinds if kind.number in scanned.parts or len(scanned.kinds) == 1]
     return Summary(
-        kind=kind,
+        kind=",".join(found),
         read=scanned.read,
-        added=added,
-        updated=updated,
-        unchanged=unchanged,
+        added=loaded.added,
+        updated=loaded.updated,
+        unchanged=loaded.unchanged,
         self_loops=scanned.self_loops,
-        duplicates=duplicates,
+        # Told apart while they were loaded.
+        duplicates=scanned.duplicates,
         refused=scanned.refused,
         refused_lines=scanned.refused_lines,
         position=position,

@@ -36,8 +36,8 @@ Row = tuple[int, int, int]
 """source_id, destination_id, and the position in microseconds, 0 where the file has no times."""
 
 
-class _RefusedError(Exception):
-    pass
+class RefusedError(Exception):
+    """A line says what is wrong with it."""
 
 
 def read_line(line: bytes, number: int, layout: Layout, now_us: int) -> Row | Refused | None:
@@ -49,56 +49,59 @@ def read_line(line: bytes, number: int, layout: Layout, now_us: int) -> Row | Re
         return Refused(number, f"longer than {MAX_LINE_BYTES} bytes")
     try:
         return _read(stripped, layout, now_us)
-    except _RefusedError as refusal:
+    except RefusedError as refusal:
         return Refused(number, str(refusal))
 
 
 def _read(line: bytes, layout: Layout, now_us: int) -> Row:
     if b"\r" in line:
-        raise _RefusedError("holds a carriage return that ends no line")
+        raise RefusedError("holds a carriage return that ends no line")
     try:
         fields = fields_of(line, layout.comma)
     except csv.Error as error:
-        raise _RefusedError(f"bad quoting: {error}") from error
+        raise RefusedError(f"bad quoting: {error}") from error
     if len(fields) != layout.width:
-        raise _RefusedError(f"has {_columns(len(fields))}, where the file has {layout.width}")
+        raise RefusedError(f"has {columns_told(len(fields))}, where the file has {layout.width}")
     columns = layout.columns
-    source_id = _id(fields[columns.source], "source")
-    destination_id = _id(fields[columns.destination], "destination")
+    source_id = id_of(fields[columns.source], "source")
+    destination_id = id_of(fields[columns.destination], "destination")
     position = 0 if columns.time is None else _position(fields[columns.time], now_us)
     return source_id, destination_id, position
 
 
-def _columns(n: int) -> str:
+def columns_told(n: int) -> str:
+    """Their number, in words."""
     return "1 column" if n == 1 else f"{n} columns"
 
 
-def _id(field: bytes, end: str) -> int:
+def id_of(field: bytes, end: str) -> int:
+    """An account's id; `end` is what the field holds. Raises RefusedError."""
     if not _DIGITS.fullmatch(field):
         if field[:1] == b"-" and _DIGITS.fullmatch(field[1:]):
-            raise _RefusedError(f"{end}: {_shown(field)} is negative; ids are 0 to {MAX_ID}")
-        raise _RefusedError(f"{end}: {_shown(field)} is not a whole number" if field else f"{end}: is empty")
+            raise RefusedError(f"{end}: {shown(field)} is negative; ids are 0 to {MAX_ID}")
+        raise RefusedError(f"{end}: {shown(field)} is not a whole number" if field else f"{end}: is empty")
     digits = field.lstrip(b"0")
     if len(digits) > 19 or int(digits or b"0") > MAX_ID:
-        raise _RefusedError(f"{end}: {_shown(field)} is too large; ids are 0 to {MAX_ID}")
+        raise RefusedError(f"{end}: {shown(field)} is too large; ids are 0 to {MAX_ID}")
     return int(digits or b"0")
 
 
 def _position(field: bytes, now_us: int) -> int:
     if len(field) > _MAX_DECIMAL_CHARS or not _DECIMAL.fullmatch(field):
         if field[:1] == b"-" and _DECIMAL.fullmatch(field[1:]):
-            raise _RefusedError(f"time: {_shown(field)} is negative")
-        raise _RefusedError(f"time: {_shown(field)} is not a number of seconds" if field else "time: is empty")
+            raise RefusedError(f"time: {shown(field)} is negative")
+        raise RefusedError(f"time: {shown(field)} is not a number of seconds" if field else "time: is empty")
     # In decimal arithmetic and rounded once: a float of seconds cannot hold today's microseconds.
     position = int((Decimal(field.decode()) * 1_000_000).to_integral_value(ROUND_HALF_EVEN))
     if position < 1:
-        raise _RefusedError(f"time: {_shown(field)} is before the first microsecond of 1970")
+        raise RefusedError(f"time: {shown(field)} is before the first microsecond of 1970")
     if position > now_us + MAX_AHEAD_US:
-        raise _RefusedError(f"time: {_shown(field)} is ahead of now; times are seconds since 1970")
+        raise RefusedError(f"time: {shown(field)} is ahead of now; times are seconds since 1970")
     return position
 
 
-def _shown(field: bytes) -> str:
+def shown(field: bytes) -> str:
+    """What stands in a field, cut short and safe to print."""
     text = field.decode("utf-8", "backslashreplace")
     cut = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
     return ascii(cut)

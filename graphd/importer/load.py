@@ -47,12 +47,15 @@ class Totals:
     updated: int = 0
     unchanged: int = 0
 
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.added + other.added, self.updated + other.updated, self.unchanged + other.unchanged)
+
 
 class Loader:
-    """Loads one kind into a cluster. Use as an async context manager."""
+    """Loads edges into a cluster. Use as an async context manager."""
 
-    def __init__(self, config: Config, catalog: Catalog, view: CatalogView, kind: Kind) -> None:
-        self._config, self._catalog, self._kind = config, catalog, kind
+    def __init__(self, config: Config, catalog: Catalog, view: CatalogView) -> None:
+        self._config, self._catalog = config, catalog
         self._topology: Topology = view.topology
         self._identities = view.identities
         self._shards: dict[str, BulkShard] = {}
@@ -71,9 +74,15 @@ class Loader:
         await self._stack.aclose()
 
     async def load(
-        self, direction: Direction, rows: SortedRuns, position: int, told: Callable[[int], None] = lambda n: None
+        self,
+        direction: Direction,
+        kind: Kind,
+        rows: SortedRuns,
+        position: int = 0,
+        told: Callable[[int], None] = lambda n: None,
     ) -> Totals:
-        """Load all rows as halves of one direction; those without a position of their own get `position`. `told` hears of rows done.
+        """Load all rows as halves of one direction and kind. Those without a whole version are ACTIVE at `position`, to which their own is
+        added if they have one. `told` hears of rows done.
 
         Raises ShardUnavailableError, StalePlacementError, CatalogUnavailableError, OSError."""
         totals = Totals()
@@ -82,7 +91,7 @@ class Loader:
             async with asyncio.TaskGroup() as group:
                 for queue in queues.values():
                     group.create_task(self._work(queue, totals, told))
-                chunks = _chunks(direction, rows, position, self._topology)
+                chunks = _chunks(direction, kind.number, rows, position, self._topology)
                 while (item := await asyncio.to_thread(next, chunks, None)) is not None:
                     shard, chunk = item
                     await queues[shard].put(chunk)
@@ -93,11 +102,11 @@ class Loader:
             raise failures.exceptions[0] from failures
         return totals
 
-    async def over_limit(self) -> int:
+    async def over_limit(self, kind: Kind) -> int:
         """How many accounts now have more edges than the kind allows to live writes."""
-        if not self._kind.max_out_degree:
+        if not kind.max_out_degree:
             return 0
-        return sum([await shard.over_limit(self._kind.max_out_degree) for shard in self._shards.values()])
+        return sum([await shard.over_limit(kind.number, kind.max_out_degree) for shard in self._shards.values()])
 
     async def _work(self, queue: asyncio.Queue[Chunk | None], totals: Totals, told: Callable[[int], None]) -> None:
         while (chunk := await queue.get()) is not None:
@@ -141,7 +150,6 @@ class Loader:
             self._config.shard_conninfo(name),
             self._identities[name],
             self._topology.slots,
-            self._kind.number,
         )
         self._shards[name] = shard
         self._stack.push_async_callback(shard.close)
@@ -160,39 +168,29 @@ def _shard_of_slot(topology: Topology) -> Ints:
     return np.array([numbers[owner] for owner in topology.owners], dtype=np.int64)
 
 
-def _chunks(direction: Direction, rows: SortedRuns, position: int, topology: Topology) -> Iterator[tuple[str, Chunk]]:
+def _chunks(
+    direction: Direction, kind: int, rows: SortedRuns, position: int, topology: Topology
+) -> Iterator[tuple[str, Chunk]]:
     """Chunks for each shard in key order, of CHUNK_ROWS or a little less at the end."""
     waiting: dict[str, Chunk] = {}
     for piece in rows.read():
-        owner_id = np.ascontiguousarray(piece[:, 0])
-        whole = Chunk(
-            direction,
-            owner_id,
-            np.ascontiguousarray(piece[:, 1]),
-            np.full(len(piece), position) if piece.shape[1] == 2 else np.ascontiguousarray(piece[:, 2]),
-            slots_of(owner_id, topology.slots),
-        )
-        for shard, part in _by_shard(whole, topology):
-            joined = _joined(waiting.pop(shard), part) if shard in waiting else part
+        for shard, part in _by_shard(_chunk(direction, kind, piece, position, topology.slots), topology):
+            joined = waiting.pop(shard).then(part) if shard in waiting else part
             done = 0
             while len(joined) - done >= CHUNK_ROWS:
-                yield shard, _cut(joined, done, done + CHUNK_ROWS)
+                yield shard, joined.where(slice(done, done + CHUNK_ROWS))
                 done += CHUNK_ROWS
             if done < len(joined):
-                waiting[shard] = _cut(joined, done, len(joined))
+                waiting[shard] = joined.where(slice(done, len(joined)))
     yield from waiting.items()
 
 
-def _joined(a: Chunk, b: Chunk) -> Chunk:
-    return Chunk(
-        a.direction,
-        np.concatenate((a.owner_id, b.owner_id)),
-        np.concatenate((a.neighbor_id, b.neighbor_id)),
-        np.concatenate((a.position, b.position)),
-        np.concatenate((a.slot, b.slot)),
-    )
-
-
-def _cut(chunk: Chunk, start: int, end: int) -> Chunk:
-    rows = slice(start, end)
-    return Chunk(chunk.direction, chunk.owner_id[rows], chunk.neighbor_id[rows], chunk.position[rows], chunk.slot[rows])
+def _chunk(direction: Direction, kind: int, piece: Ints, position: int, slots: int) -> Chunk:
+    """Rows of SortedRuns, in one of its three widths."""
+    owner_id, neighbor_id, *version = (np.ascontiguousarray(column) for column in piece.T)
+    slot = slots_of(owner_id, slots)
+    if len(version) < 3:
+        given = np.maximum(version[0] + position, 1) if version else np.full(len(piece), position)
+        return Chunk.active(direction, kind, owner_id, neighbor_id, given, slot)
+    positions, state, since = version
+    return Chunk(direction, kind, owner_id, neighbor_id, positions, state.astype(np.int16), since, slot)

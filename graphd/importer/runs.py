@@ -23,47 +23,75 @@ RUN_ROWS: Final = 1 << 19
 MERGE_ROWS: Final = 1 << 18
 """Rows held of all runs together while they are merged."""
 
+_FIRST_ROWS: Final = 1 << 12
 _MIN_BLOCK_ROWS: Final = 1_024
 _SMALL: Final = 1 << 32
 
 
-class SortedRuns:
-    """Rows (owner_id, neighbor_id) or (owner_id, neighbor_id, position), given in any order and read sorted by the first two, each pair
-    once: of doubles the one with the highest position stays. `doubles` counts the others; it is final when all has been read."""
+def temporary_file() -> IO[bytes]:
+    """For runs. Raises OSError."""
+    return tempfile.TemporaryFile(prefix="graphd-import-", buffering=0)
 
-    def __init__(self, width: int, run_rows: int = RUN_ROWS, merge_rows: int = MERGE_ROWS) -> None:
-        assert width in (2, 3)
+
+class SortedRuns:
+    """Rows (owner_id, neighbor_id), with or without a position or a whole version (position, state, since) behind them, given in any
+    order and read sorted by the first two, each pair once: of doubles the one with the greatest version stays, as merge has it. `doubles`
+    counts the others; it is final when all has been read. Several may share one `file`, which is then the caller's to close."""
+
+    def __init__(
+        self, width: int, run_rows: int = RUN_ROWS, merge_rows: int = MERGE_ROWS, file: IO[bytes] | None = None
+    ) -> None:
+        assert width in (2, 3, 5)
         self.doubles = 0
-        self._width, self._merge_rows = width, merge_rows
-        self._waiting = np.empty((run_rows, width), dtype=np.int64)
+        self._width, self._run_rows, self._merge_rows = width, run_rows, merge_rows
+        self._waiting = np.empty((0, width), dtype=np.int64)
         self._filled = 0
         self._runs: list[tuple[int, int]] = []  # offset in the file, in bytes, and rows
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="graphd-import-", buffering=0)  # noqa: SIM115
+        self._shared = file is not None
+        self._file = file or temporary_file()
+
+    @property
+    def held(self) -> int:
+        """Rows in memory."""
+        return self._filled
 
     def add(self, *columns: Ints) -> None:
         """Columns of shape (n,). Raises OSError when the temporary folder is full."""
         taken, n = 0, len(columns[0])
         while taken < n:
+            if self._filled == len(self._waiting):
+                self._make_room()
             room = min(n - taken, len(self._waiting) - self._filled)
             for i, column in enumerate(columns):
                 self._waiting[self._filled : self._filled + room, i] = column[taken : taken + room]
             self._filled += room
             taken += room
-            if self._filled == len(self._waiting):
-                self._write_run()
+
+    def spill(self) -> None:
+        """Write what is in memory to the file, and give the memory back. Raises OSError."""
+        self._write_run()
+        self._waiting = np.empty((0, self._width), dtype=np.int64)
 
     def close(self) -> None:
         """Give the file back."""
-        self._file.close()
+        if not self._shared:
+            self._file.close()
 
     def read(self) -> Iterator[Ints]:
         """All rows in order, in pieces of shape (n, width) with n > 0. Once only; nothing can be added any more."""
-        self._write_run()
-        self._waiting = np.empty((0, self._width), dtype=np.int64)
+        self.spill()
         block_rows = max(_MIN_BLOCK_ROWS, self._merge_rows // max(1, len(self._runs)))
         runs = [_Run(self._file.fileno(), offset, rows, self._width, block_rows) for offset, rows in self._runs]
         while runs := [run for run in runs if run.fill()]:
             yield self._once(sort(np.concatenate(_next(runs))))
+
+    def _make_room(self) -> None:
+        if len(self._waiting) >= self._run_rows:
+            self._write_run()
+            return
+        larger = np.empty((min(self._run_rows, max(_FIRST_ROWS, 2 * self._filled)), self._width), dtype=np.int64)
+        larger[: self._filled] = self._waiting
+        self._waiting = larger
 
     def _write_run(self) -> None:
         if self._filled:
@@ -75,7 +103,7 @@ class SortedRuns:
             self._filled = 0
 
     def _once(self, rows: Ints) -> Ints:
-        """Of equal pairs the last, which has the highest position."""
+        """Of equal pairs the last, which has the greatest version."""
         last = np.ones(len(rows), dtype=np.bool_)
         last[:-1] = (rows[1:, 0] != rows[:-1, 0]) | (rows[1:, 1] != rows[:-1, 1])
         kept = int(last.sum())
@@ -140,7 +168,7 @@ def sort(rows: Ints) -> Ints:
     if rows.shape[1] == 2:
         packed.sort()
         return _unpacked(packed)
-    order = np.lexsort((rows[:, 2], packed))
+    order = np.lexsort((*rows.T[:1:-1], packed))
     return rows[order]
 
 

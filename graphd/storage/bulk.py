@@ -66,21 +66,42 @@ _COPY_ROW: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Halves of one direction to be given the version (position, ACTIVE, position): columns of shape (n,), no key twice, ascending by
-    (owner_id, neighbor_id), each row with the slot of its owner."""
+    """Halves of one direction and kind and their versions: columns of shape (n,), no key twice, ascending by (owner_id, neighbor_id), each
+    row with the slot of its owner."""
 
     direction: Direction
+    kind: int
     owner_id: Ids
     neighbor_id: Ids
     position: Ids
+    state: Slots
+    since: Ids
     slot: Slots
+
+    @classmethod
+    def active(
+        cls, direction: Direction, kind: int, owner_id: Ids, neighbor_id: Ids, position: Ids, slot: Slots
+    ) -> Chunk:
+        """Each row the version (position, ACTIVE, position)."""
+        state = np.full(len(owner_id), State.ACTIVE, dtype=np.int16)
+        return cls(direction, kind, owner_id, neighbor_id, position, state, position, slot)
 
     def __len__(self) -> int:
         return len(self.owner_id)
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Chunk:
-        """The rows of the mask, in their order."""
-        return Chunk(self.direction, self.owner_id[mask], self.neighbor_id[mask], self.position[mask], self.slot[mask])
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """In the order of the fields."""
+        return self.owner_id, self.neighbor_id, self.position, self.state, self.since, self.slot
+
+    def where(self, rows: npt.NDArray[np.bool_] | slice) -> Chunk:
+        """The rows of a mask or a range, in their order."""
+        return Chunk(self.direction, self.kind, *(column[rows] for column in self.columns))
+
+    def then(self, later: Chunk) -> Chunk:
+        """These rows and, behind them, those of another chunk of the same direction and kind."""
+        joined = [np.concatenate(both) for both in zip(self.columns, later.columns, strict=True)]
+        return Chunk(self.direction, self.kind, *joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +117,17 @@ class Loaded:
 class BulkShard:
     """One session that loads a shard. One chunk at a time: callers wait for each other."""
 
-    def __init__(self, name: str, connection: psycopg.AsyncConnection[Any], kind: int) -> None:
+    def __init__(self, name: str, connection: psycopg.AsyncConnection[Any]) -> None:
         self.name = name
-        self._connection, self._kind = connection, kind
+        self._connection = connection
         self._lock = asyncio.Lock()
-        # Per direction: whether the last chunk met no stored row, so that COPY is worth a try.
-        self._empty_here = {Direction.FORWARD: True, Direction.REVERSE: True}
+        # Directions and kinds whose last chunk met stored rows, so that COPY is not worth a try.
+        self._met: set[tuple[Direction, int]] = set()
 
     @classmethod
-    async def open(cls, name: str, conninfo: str, identity: Identity, slots: int, kind: int) -> BulkShard:
+    async def open(cls, name: str, conninfo: str, identity: Identity, slots: int) -> BulkShard:
         """Connect, check, and mark the shard: every shard of an import must be open before its first row is loaded. `slots`: of the
-        cluster. `kind`: the number of the kind that is loaded.
+        cluster.
 
         Raises ShardUnavailableError, SchemaError, ServerSettingsError."""
         try:
@@ -123,7 +144,7 @@ class BulkShard:
                 raise
         except (psycopg.Error, OSError, TimeoutError) as error:
             raise _unavailable(name, error) from error
-        return cls(name, connection, kind)
+        return cls(name, connection)
 
     async def close(self) -> None:
         """End the session."""
@@ -139,12 +160,12 @@ class BulkShard:
             except (psycopg.Error, OSError, TimeoutError) as error:
                 raise _unavailable(self.name, error) from error
 
-    async def over_limit(self, max_out_degree: int) -> int:
-        """How many accounts here have more ACTIVE edges of the kind than `max_out_degree`. Raises ShardUnavailableError."""
+    async def over_limit(self, kind: int, max_out_degree: int) -> int:
+        """How many accounts here have more ACTIVE edges of a kind than `max_out_degree`. Raises ShardUnavailableError."""
         async with self._lock:
             try:
                 cursor = await self._connection.execute(
-                    statement("import", "over_limit"), {"kind": self._kind, "max_out_degree": max_out_degree}
+                    statement("import", "over_limit"), {"kind": kind, "max_out_degree": max_out_degree}
                 )
                 return int((await cursor.fetchone() or (0,))[0])
             except (psycopg.Error, OSError) as error:
@@ -152,7 +173,7 @@ class BulkShard:
 
     async def _load(self, chunk: Chunk) -> Loaded:
         for attempt in range(1, MAX_TRIES + 1):
-            direct = self._empty_here[chunk.direction]
+            direct = (chunk.direction, chunk.kind) not in self._met
             try:
                 async with self._connection.transaction():
                     loaded = await self._in_transaction(chunk, direct)
@@ -160,14 +181,17 @@ class BulkShard:
                 # A row of the chunk is there, or was written while we copied. The merge statement cannot fail so.
                 if not direct:
                     raise
-                self._empty_here[chunk.direction] = False
+                self._met.add((chunk.direction, chunk.kind))
             except _TRY_AGAIN as error:
                 if attempt == MAX_TRIES:
                     raise
                 log.info("import.retry", shard=self.name, sqlstate=error.sqlstate, attempt=attempt)
                 await asyncio.sleep(RETRY_S * attempt * random.random())  # noqa: S311
             else:
-                self._empty_here[chunk.direction] = loaded.updated == loaded.unchanged == 0
+                if loaded.updated or loaded.unchanged:
+                    self._met.add((chunk.direction, chunk.kind))
+                else:
+                    self._met.discard((chunk.direction, chunk.kind))
                 return loaded
         raise AssertionError("the last try returns or raises")
 
@@ -190,18 +214,10 @@ class BulkShard:
     async def _copy(self, chunk: Chunk) -> None:
         table = chunk.direction.table
         async with self._connection.cursor().copy(statement("import", "copy_halves", table)) as copy:
-            await copy.write(binary_rows(chunk, self._kind))
-        starts = np.flatnonzero(np.r_[True, chunk.owner_id[1:] != chunk.owner_id[:-1]])
+            await copy.write(binary_rows(chunk))
         await self._connection.execute(
             statement("import", "count_new"),
-            {
-                "direction": int(chunk.direction),
-                "kind": self._kind,
-                "state": int(State.ACTIVE),
-                "owner_id": Int8s(chunk.owner_id[starts]),
-                "slot": Int2s(chunk.slot[starts]),
-                "change": Int8s(np.diff(np.r_[starts, len(chunk)])),
-            },
+            {"direction": int(chunk.direction), "kind": chunk.kind, **_counted(chunk)},
         )
 
     async def _merge(self, chunk: Chunk) -> tuple[int, int]:
@@ -209,25 +225,53 @@ class BulkShard:
             statement("import", "merge_halves", chunk.direction.table),
             {
                 "direction": int(chunk.direction),
-                "kind": self._kind,
-                "state": int(State.ACTIVE),
-                "operation": operation_column(chunk.direction),
+                "kind": chunk.kind,
+                "operation": Int2s(operation_column(chunk)),
                 "owner_id": Int8s(chunk.owner_id),
                 "slot": Int2s(chunk.slot),
                 "neighbor_id": Int8s(chunk.neighbor_id),
                 "position": Int8s(chunk.position),
+                "state": Int2s(chunk.state),
+                "since": Int8s(chunk.since),
             },
         )
         added, updated = await cursor.fetchone() or (0, 0)
         return int(added), int(updated)
 
 
-def operation_column(direction: Direction) -> int:
-    """What the column `operation` holds in an imported half: the given FOLLOW where it was decided, 0 in its reverse."""
-    return GIVEN + int(Operation.FOLLOW) if direction is Direction.FORWARD else 0
+def _counted(chunk: Chunk) -> dict[str, Any]:
+    """How many rows each owner has in each state, in key order."""
+    order = np.lexsort((chunk.state, chunk.owner_id)) if np.ptp(chunk.state) else np.arange(len(chunk))
+    owner_id, state = chunk.owner_id[order], chunk.state[order]
+    starts = np.flatnonzero(np.r_[True, (owner_id[1:] != owner_id[:-1]) | (state[1:] != state[:-1])])
+    return {
+        "owner_id": Int8s(owner_id[starts]),
+        "state": Int2s(state[starts]),
+        "slot": Int2s(chunk.slot[order][starts]),
+        "change": Int8s(np.diff(np.r_[starts, len(chunk)])),
+    }
 
 
-def binary_rows(chunk: Chunk, kind: int) -> bytes:
+_OPERATION_OF: Final[dict[int, int]] = {
+    State.ACTIVE: GIVEN + Operation.FOLLOW,
+    State.PENDING: GIVEN + Operation.REQUEST,
+    State.ARCHIVED_BY_SOURCE: Operation.ARCHIVE_BY_SOURCE,
+    State.ARCHIVED_BY_DESTINATION: Operation.ARCHIVE_BY_DESTINATION,
+    State.ARCHIVED_BY_BOTH: Operation.ARCHIVE_BY_DESTINATION,
+    State.REMOVED: GIVEN + Operation.UNFOLLOW,
+    State.BLOCKED: GIVEN + Operation.BLOCK,
+}
+"""The last operation of an imported edge, by its state: the given one that leads there, or, to an archived state, an archive."""
+
+_OPERATIONS: Final = np.array([_OPERATION_OF.get(state, 0) for state in range(1 + max(State))], dtype=np.int16)
+
+
+def operation_column(chunk: Chunk) -> Slots:
+    """What the column `operation` holds: the operation where it was decided, 0 in the reverse half."""
+    return _OPERATIONS[chunk.state] if chunk.direction is Direction.FORWARD else np.zeros(len(chunk), dtype=np.int16)
+
+
+def binary_rows(chunk: Chunk) -> bytes:
     """The chunk as COPY reads it in binary, built column by column: some 20 ns a row, where formatting text takes a microsecond."""
     rows = np.empty(len(chunk), dtype=_COPY_ROW)
     rows["fields"] = len(_INT8_FIELDS) + len(_INT2_FIELDS)
@@ -236,8 +280,8 @@ def binary_rows(chunk: Chunk, kind: int) -> bytes:
     for name in _INT2_FIELDS:
         rows[name + "_length"] = 2
     rows["owner_id"], rows["neighbor_id"], rows["slot"] = chunk.owner_id, chunk.neighbor_id, chunk.slot
-    rows["position"] = rows["since"] = chunk.position
-    rows["kind"], rows["state"], rows["operation"] = kind, int(State.ACTIVE), operation_column(chunk.direction)
+    rows["position"], rows["since"], rows["state"] = chunk.position, chunk.since, chunk.state
+    rows["kind"], rows["operation"] = chunk.kind, operation_column(chunk)
     return b"".join((_COPY_HEADER, rows.data, _COPY_TRAILER))
 
 

@@ -59,10 +59,10 @@ def copies(databases: Databases, source: Ids, destination: Ids, *, in_order: boo
             order = np.lexsort((neighbor, owner))
             owner, neighbor = owner[order], neighbor[order]
         slot = slots_of(owner, databases.slots)
-        whole = Chunk(direction, owner, neighbor, np.full(len(owner), POSITION), slot)
+        whole = Chunk.active(direction, 1, owner, neighbor, np.full(len(owner), POSITION), slot)
         for shard in databases.names:
             mask = np.isin(slot, databases.view.topology.slots_of(shard))
-            found[shard, direction.table] = binary_rows(whole.where(mask), 1)
+            found[shard, direction.table] = binary_rows(whole.where(mask))
     return found
 
 

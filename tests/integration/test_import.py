@@ -305,9 +305,17 @@ def test_overlapping_files_kinds_and_limits(databases: Databases, config: Path, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--format", "mastodon"], "--format mastodon: not offered by this release"),
-        (["--map", "m"], "--map: belongs to --format mastodon, which is not offered by this release\n"),
-        (["--format", "csv"], "--format: must be edges"),
+        (["--format", "csv"], "'csv' is not one of 'edges', 'graphd', 'mastodon'"),
+        (["--format", "mastodon"], "--map: is needed with --format mastodon"),
+        (["--format", "mastodon", "--map", "{file}"], "--owner: is needed with --format mastodon"),
+        (["--map", "absent.csv"], "--map: cannot read absent.csv: No such file"),
+        (["--map", "{file}"], "--map: is needed with --format mastodon, and belongs to it"),
+        (["--owner", "ada@example.org"], "--owner: is needed with --format mastodon, and belongs to it"),
+        (["--format", "graphd", "--kind", "follow"], "--kind: cannot stand beside --format graphd"),
+        (["--format", "graphd", "--position", "5"], "--position: cannot stand beside --format graphd"),
+        (["--format", "graphd", "--columns", "source,destination"], "--columns: belongs to --format edges"),
+        (["{file}"], "FILE: names a file twice"),
+        (["absent.txt"], "cannot read absent.txt: No such file"),
         (["--columns", "source"], "--columns: must name source and destination"),
         (["--position", "0"], "--position: must be microseconds"),
         (["--position", "9999999999999999"], "--position: must be microseconds"),
@@ -317,7 +325,7 @@ def test_overlapping_files_kinds_and_limits(databases: Databases, config: Path, 
 def test_misuse_is_one_clear_line(config: Path, module_folder: Path, options: list[str], words: str) -> None:
     file = module_folder / "few.txt"
     file.write_text("1 2\n")
-    outcome = run_import(config, file, *options)
+    outcome = run_import(config, file, *(option.format(file=file) for option in options))
     assert outcome.status == 2
     assert words in outcome.err
     assert outcome.err.count("\n") == 1
@@ -426,14 +434,15 @@ async def test_rows_of_a_slot_that_was_handed_over_follow_it(
 ) -> None:
     catalog = Catalog(databases.catalog)
     view = await catalog.load()
+    kind = view.topology.kind("")
     moved = view.topology.slots_of("s1")[:5]
     forward = [(n, n + 1) for n in range(3000)]
     try:
-        async with Loader(databases.config, catalog, view, view.topology.kind("")) as loader:
+        async with Loader(databases.config, catalog, view) as loader:
             # Nobody owns the slots for a while, and the loader's topology still names the old owner.
             with databases.connect("s1") as s1:
                 s1.execute("UPDATE slots SET owned = false WHERE slot = ANY (%s)", (moved,))
-            loading = asyncio.create_task(loader.load(Direction.FORWARD, sorted_runs(forward), POSITION))
+            loading = asyncio.create_task(loader.load(Direction.FORWARD, kind, sorted_runs(forward), POSITION))
             done, _ = await asyncio.wait([loading], timeout=0.5)
             assert not done, "it waits for the new owner"
             with databases.connect("s2") as s2:
@@ -442,7 +451,7 @@ async def test_rows_of_a_slot_that_was_handed_over_follow_it(
                 await catalog.assign(slot, "s2")
             totals = await asyncio.wait_for(loading, 20)
             assert (totals.added, totals.updated, totals.unchanged) == (3000, 0, 0)
-            reverse = await loader.load(Direction.REVERSE, sorted_runs([(b, a) for a, b in forward]), POSITION)
+            reverse = await loader.load(Direction.REVERSE, kind, sorted_runs([(b, a) for a, b in forward]), POSITION)
             assert reverse.added == 3000
             audit(databases)
             # A slot that nobody ever owns ends the import with a clear word.
@@ -450,7 +459,7 @@ async def test_rows_of_a_slot_that_was_handed_over_follow_it(
                 s2.execute("UPDATE slots SET owned = false WHERE slot = ANY (%s)", (moved,))
             monkeypatch.setattr(load_module, "STALE_WAIT_S", 0.3)
             with pytest.raises(StalePlacementError, match="is being handed over"):
-                await loader.load(Direction.FORWARD, sorted_runs(forward), POSITION + 1)
+                await loader.load(Direction.FORWARD, kind, sorted_runs(forward), POSITION + 1)
     finally:
         databases.do("TRUNCATE forward, reverse, degrees")
         with databases.connect("s1") as s1, databases.connect("s2") as s2:
@@ -469,11 +478,11 @@ async def test_a_deadlock_is_tried_again(databases: Databases) -> None:
 
     def chunk(neighbors: list[int], position: int) -> Chunk:
         n = len(neighbors)
-        return Chunk(
-            Direction.FORWARD, np.full(n, owner), np.array(neighbors), np.full(n, position), np.repeat(slot, n)
+        return Chunk.active(
+            Direction.FORWARD, 1, np.full(n, owner), np.array(neighbors), np.full(n, position), np.repeat(slot, n)
         )
 
-    shard = await BulkShard.open("s1", databases.conninfo["s1"], view.identities["s1"], databases.slots, 1)
+    shard = await BulkShard.open("s1", databases.conninfo["s1"], view.identities["s1"], databases.slots)
     try:
         assert (await shard.load(chunk([1, 2], POSITION))).added == 2
         assert (await shard.load(chunk([1, 2], POSITION))).unchanged == 2

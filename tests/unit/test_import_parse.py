@@ -17,8 +17,9 @@ from graphd.importer.blocks import read_block
 from graphd.importer.layout import Columns, Layout, detect, parse_columns
 from graphd.importer.lines import MAX_LINE_BYTES, Refused, read_line
 from graphd.importer.runs import SortedRuns
-from graphd.importer.scan import Scanned, UnreadableFileError, scan
+from graphd.importer.scan import Scanned, UnreadableFileError, edge_reader, scan
 from graphd.limits import MAX_AHEAD_US, MAX_ID
+from graphd.topology import Kind
 
 NOW_US = 1_800_000_000_000_000
 WITH_TIME = Columns(0, 1, 2)
@@ -26,17 +27,22 @@ WITH_TIME = Columns(0, 1, 2)
 
 def scanned(text: bytes, columns: str | None = None, *, allow_self: bool = False, stop: bool = False) -> Scanned:
     chosen = None if columns is None else parse_columns(columns)
-    return scan(io.BytesIO(text), chosen, allow_self=allow_self, stop_at_refused=stop, now_us=NOW_US)
+    kind = Kind(1, "follow", allow_self)
+    return scan(io.BytesIO(text), edge_reader(chosen, NOW_US), [kind], stop_at_refused=stop)
 
 
 def rows(result: Scanned) -> list[tuple[int, ...]]:
     """All rows in key order; also checks that the other direction holds the same."""
-    forward = [tuple(row) for piece in result.forward.read() for row in piece.tolist()]
-    reverse = [tuple(row) for piece in result.reverse.read() for row in piece.tolist()]
+    if not result.parts:
+        result.close()
+        return []
+    [part] = result.parts.values()
+    forward = [tuple(row) for piece in part.forward.read() for row in piece.tolist()]
+    reverse = [tuple(row) for piece in part.reverse.read() for row in piece.tolist()]
     assert forward == sorted(forward)
     assert reverse == sorted(reverse)
     assert sorted((b, a, *rest) for a, b, *rest in reverse) == forward
-    assert result.forward.doubles == result.reverse.doubles
+    assert part.forward.doubles == part.reverse.doubles
     result.close()
     return forward
 
@@ -144,10 +150,10 @@ def test_self_loops_and_doubles_are_counted() -> None:
     text = b"1 2\n1 1\n1 2\n2 1\n1 1\n1 2\n"
     result = scanned(text)
     assert rows(result) == [(1, 2), (2, 1)]
-    assert (result.read, result.self_loops, result.forward.doubles, result.refused) == (6, 2, 2, 0)
+    assert (result.read, result.self_loops, result.duplicates, result.refused) == (6, 2, 2, 0)
     result = scanned(text, allow_self=True)
     assert rows(result) == [(1, 1), (1, 2), (2, 1)]
-    assert (result.self_loops, result.forward.doubles) == (0, 3)
+    assert (result.self_loops, result.duplicates) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def test_of_doubles_with_times_the_newest_stays() -> None:
     text = b"1 2 50 7\n1 2 50 9\n1 2 50 8\n1 3 50 1\n"
     result = scanned(text, "source,destination,-,time")
     assert rows(result) == [(1, 2, 9_000_000), (1, 3, 1_000_000)]
-    assert result.forward.doubles == 2
+    assert result.duplicates == 2
     assert rows(scanned(text, "destination,source,-,-")) == [(2, 1), (3, 1)]
     assert rows(scanned(b"s,d,t\n1,2,3\n", "time,source,destination")) == [(2, 3, 1_000_000)]
 
@@ -336,11 +342,11 @@ def test_the_real_graphs(test_data: Path, name: str) -> None:
     columns, lines, distinct, loop_lines, distinct_loops = REAL[name]
     with (test_data / name).open("rb") as file:
         chosen = None if columns is None else parse_columns(columns)
-        result = scan(file, chosen, allow_self=False, stop_at_refused=False, now_us=NOW_US)
+        result = scan(file, edge_reader(chosen, NOW_US), [Kind(1, "follow")], stop_at_refused=False)
     assert (result.read, result.refused, result.self_loops) == (lines, 0, loop_lines)
     found = rows(result)
     assert len(found) == distinct - distinct_loops
-    assert result.forward.doubles == lines - loop_lines - len(found)
+    assert result.duplicates == lines - loop_lines - len(found)
     assert found == expected(test_data / name, columns)
 
 
@@ -361,7 +367,7 @@ def expected(path: Path, columns: str | None) -> list[tuple[int, ...]]:
 
 def test_a_file_that_is_no_edge_list_is_refused_line_by_line(test_data: Path) -> None:
     with (test_data / "linkbench-distribution.dat.gz").open("rb") as file:
-        result = scan(file, None, allow_self=False, stop_at_refused=False, now_us=NOW_US)
+        result = scan(file, edge_reader(None, NOW_US), [Kind(1, "follow")], stop_at_refused=False)
     assert result.refused_lines[0] == Refused(1, "has 1 column, where the file has 2")
     assert result.refused > 0.9 * result.read
     result.close()

@@ -7,33 +7,35 @@ SELECT slot FROM slots WHERE owned AND slot = ANY (%(slots)s::smallint[]);
 COPY {table} (owner_id, neighbor_id, position, since, slot, kind, state, operation) FROM STDIN (FORMAT binary);
 
 -- name: count_new
--- The degrees of halves that were all new, one change per owner, in key order.
+-- The degrees of halves that were all new, one change per owner and state, in key order.
 INSERT INTO degrees AS e (owner_id, direction, kind, state, slot, degree)
-SELECT owner_id, %(direction)s::smallint, %(kind)s::smallint, %(state)s::smallint, slot, change
-FROM unnest(%(owner_id)s::bigint[], %(slot)s::smallint[], %(change)s::bigint[]) AS t (owner_id, slot, change)
-ORDER BY owner_id, slot
+SELECT owner_id, %(direction)s::smallint, %(kind)s::smallint, state, slot, change
+FROM unnest(%(owner_id)s::bigint[], %(state)s::smallint[], %(slot)s::smallint[], %(change)s::bigint[])
+    AS t (owner_id, state, slot, change)
+ORDER BY owner_id, state, slot
 ON CONFLICT (owner_id, direction, kind, state, slot) DO UPDATE SET degree = e.degree + excluded.degree;
 
 -- name: merge_halves
--- Joins halves of one direction, each the version (position, state, position), to what is stored, and keeps the degrees: rows in key
+-- Joins halves of one direction and kind, each the version (position, state, since), to what is stored, and keeps the degrees: rows in key
 -- order, then degrees, as every writer does. What is stored and not older is left alone without a lock; the upsert looks
 -- once more, for others may have written meanwhile. Answers how many rows were absent and how many replaced an older version.
 WITH given AS MATERIALIZED (
-    SELECT t.owner_id, t.slot, t.neighbor_id, t.position
-    FROM unnest(%(owner_id)s::bigint[], %(slot)s::smallint[], %(neighbor_id)s::bigint[], %(position)s::bigint[])
-        AS t (owner_id, slot, neighbor_id, position)
+    SELECT t.owner_id, t.slot, t.neighbor_id, t.position, t.state, t.since, t.operation
+    FROM unnest(
+        %(owner_id)s::bigint[], %(slot)s::smallint[], %(neighbor_id)s::bigint[], %(position)s::bigint[], %(state)s::smallint[],
+        %(since)s::bigint[], %(operation)s::smallint[]
+    ) AS t (owner_id, slot, neighbor_id, position, state, since, operation)
     LEFT JOIN LATERAL (
         SELECT p.position, p.state, p.since FROM {table} AS p
         WHERE p.owner_id = t.owner_id AND p.kind = %(kind)s::smallint AND p.slot = t.slot AND p.neighbor_id = t.neighbor_id
         OFFSET 0
     ) AS e ON true
-    WHERE e.position IS NULL OR (t.position, %(state)s::smallint, t.position) > (e.position, e.state, e.since)
+    WHERE e.position IS NULL OR (t.position, t.state, t.since) > (e.position, e.state, e.since)
 ),
 
 merged AS (
     INSERT INTO {table} AS e (owner_id, neighbor_id, position, since, slot, kind, state, operation)
-    SELECT
-        owner_id, neighbor_id, position, position, slot, %(kind)s::smallint, %(state)s::smallint, %(operation)s::smallint
+    SELECT owner_id, neighbor_id, position, since, slot, %(kind)s::smallint, state, operation
     FROM given
     ORDER BY owner_id, slot, neighbor_id
     ON CONFLICT (owner_id, kind, slot, neighbor_id) DO UPDATE SET
