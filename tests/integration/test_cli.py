@@ -234,6 +234,21 @@ def test_blocks(graphd: Graphd) -> None:
     assert graphd.read("edge", "unblock", 22, 21)["edge"]["state"] == "REMOVED"
 
 
+def test_accounts(graphd: Graphd) -> None:
+    star, fans = "7000", [str(fan) for fan in range(7001, 7004)]
+    for fan in fans:
+        graphd.run("edge", "follow", fan, star)
+    assert graphd.read("account", "archive", star) == {"done": 3, "total": 3}
+    assert graphd.read("account", "archive", star) == {"done": 0, "total": 0}
+    refused = graphd.run("edge", "follow", "7004", star, status=1)
+    assert "suspended" in refused.stderr
+    assert graphd.read("degrees", star)["followers"] in (0, "0")
+    assert graphd.run("account", "restore", star, "--kind", "follow").stdout == "3 of 3 edges changed\n"
+    assert graphd.read("account", "remove", star) == {"done": 3, "total": 3}
+    assert "must be one of" in graphd.run("account", "archive", star, "--kind", "none", status=2).stderr
+    graphd.read("account", "restore", star)
+
+
 def test_watch(graphd: Graphd, databases: Databases) -> None:
     """It prints what happens from now on: here from a token on, which an earlier line held."""
     command = [sys.executable, "-m", "graphd.cli", "watch", "--config", graphd.config, "-n", "1"]
