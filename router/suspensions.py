@@ -1,6 +1,6 @@
 """Which accounts are known to be suspended, so that what would lead to them can be refused at once.
 
-Every shard is asked for what is new, several times a second. What is not known here yet is settled by the reverse half, and what is known
+Every shard is asked for what is new, every other second. What is not known here yet is settled by the reverse half, and what is known
 is confirmed before anything is refused for it: so being late costs a write that is archived a moment later, and never a wrong answer.
 About 70 bytes are kept for each suspended account.
 """
@@ -19,7 +19,9 @@ from graphd.tasks import end_all, ends_here
 
 log = structlog.get_logger()
 
-POLL_S: Final = 0.5
+POLL_S: Final = 2.0
+"""A question costs as much as a few calls."""
+
 OVERLAP_US: Final = 30_000_000
 """Generations are drawn before they are committed: what is younger than this is asked for again."""
 
