@@ -23,7 +23,7 @@ from tests.simulation.cluster import Site
 from tests.simulation.proxy import Mode
 from tests.waiting import eventually
 
-EXAMPLES, LONG_EXAMPLES = 4, 60
+EXAMPLES, LONG_EXAMPLES = 2, 60
 PHASES = 4
 STEPS = 15
 NEEDS_BOTH = (Operation.BLOCK, Operation.UNBLOCK)
