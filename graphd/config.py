@@ -58,7 +58,7 @@ class RouterConfig(_Section):
         le=100,
         description="How long a busy lane waits for company before it writes; an idle one never waits.",
     )
-    read_wait_ms: float = Field(5.0, ge=0, le=100, description="The same for reads.")
+    read_wait_ms: float = Field(2.0, ge=0, le=100, description="The same for reads.")
     lane_timeout_s: float = Field(
         5.0, gt=0, le=60, description="A batch that takes longer is given up and its connection replaced."
     )
@@ -67,6 +67,10 @@ class RouterConfig(_Section):
         gt=0,
         le=60,
         description="How long a write waits for its reverse half before it is answered with reverse_pending.",
+    )
+    transport: Literal["direct", "aio"] = Field(
+        "direct",
+        description="direct: our server on gRPC's core, the cheapest for a call. aio: the grpcio package's own asyncio server.",
     )
     default_deadline_s: float = Field(DEFAULT_DEADLINE_S, gt=0, le=60, description="Deadline of calls that name none.")
     max_calls_per_shard: int = Field(

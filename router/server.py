@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import grpc
 import structlog
-from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from graphd import placement
 from graphd.clock import HybridClock
@@ -21,6 +20,7 @@ from graphd.observe import Observer, split_listen
 from graphd.storage.cluster import Cluster
 from graphd.storage.shard import Shard, ShardSettings
 from graphd.v1 import admin_pb2, graph_pb2
+from router import transport
 from router.admin import AdminService
 from router.admission import Admission
 from router.codec import Checker
@@ -65,7 +65,7 @@ class Router:
         self._watcher: Watcher | None = None
         self._lifecycle: Lifecycle | None = None
         self._suspensions: KnownSuspensions | None = None
-        self._servers: list[aio.Server] = []
+        self._servers: list[transport.AnyServer] = []
         self._observer: Observer | None = None
         self._ready = False
         self._health_tasks: set[asyncio.Task[None]] = set()
@@ -134,13 +134,13 @@ class Router:
             self._admission,
             self._metrics,
         )
-        public = aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", int(self._share_port))))
+        public = transport.server(settings.transport, (*_OPTIONS, ("grpc.so_reuseport", int(self._share_port))))
         public.add_generic_rpc_handlers((graph.handler(wrapper),))
         self._add_standard(public, graph_pb2.DESCRIPTOR.services_by_name["GraphService"].full_name)
         self._listen(public, "listen", settings.listen, credentials)
         self._servers.append(public)
         if self._worker == 0:
-            admin = aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", 0)))
+            admin = transport.server(settings.transport, (*_OPTIONS, ("grpc.so_reuseport", 0)))
             admin.add_generic_rpc_handlers((AdminService(cluster).handler(wrapper),))
             self._add_standard(admin, admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name)
             self._listen(admin, "admin_listen", settings.admin_listen, credentials)
@@ -148,11 +148,17 @@ class Router:
         for server in self._servers:
             await server.start()
 
-    def _add_standard(self, server: aio.Server, service: str) -> None:
+    def _add_standard(self, server: Any, service: str) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        # Not `enable_server_reflection`: it would take our server for one of threads.
+        names = (service, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(  # type: ignore[no-untyped-call]
+            reflection.aio.ReflectionServicer(names), server
+        )
 
-    def _listen(self, server: aio.Server, key: str, listen: str, credentials: grpc.ServerCredentials | None) -> None:
+    def _listen(
+        self, server: transport.AnyServer, key: str, listen: str, credentials: grpc.ServerCredentials | None
+    ) -> None:
         try:
             if credentials is not None:
                 server.add_secure_port(listen, credentials)
